@@ -1,4 +1,6 @@
-"""Random-weight GGUF files of BERT's shape, for tests and measurements: embedders of each pooling, and rerankers.
+"""Random-weight GGUF files of encoders, for tests and measurements: embedders of each pooling, and rerankers.
+
+They have BERT's shape, or with --causal that of Qwen3-Embedding and Qwen3-Reranker (pooling last or rank).
 
 python -m models.encoders --out small.gguf --layers 12 --width 384 --heads 12 --ffn 1536
 """
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import gguf
 import numpy as np
 
+from models.vocabulary import add_byte_vocabulary
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -28,11 +32,17 @@ POOLINGS: dict[Pooling, gguf.PoolingType] = {
 }
 _CONTROL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPREAD = 0.3
+RERANK_TEMPLATE = (
+    "<|im_start|>user\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
+)
 
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """The dimensions of one encoder. `context` is the longest input in tokens; `labels` are a reranker's outputs."""
+    """The dimensions of one encoder. `context` is the longest input in tokens; `labels` are a reranker's outputs.
+
+    One that is `causal` has half as many KV heads as heads.
+    """
 
     layers: int = 2
     width: int = 64
@@ -41,6 +51,7 @@ class EncoderShape:
     context: int = 128
     pooling: Pooling = "mean"
     labels: int = 1
+    causal: bool = False
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter) -> int:
@@ -83,9 +94,42 @@ def _tensors(shape: EncoderShape, vocabulary: int) -> Iterator[tuple[str, tuple[
         yield from _pair("cls.output", (shape.labels, width))
 
 
+def _causal_tensors(shape: EncoderShape, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, ffn, head = shape.width, shape.ffn, shape.width // shape.heads
+    kv = width // 2
+    yield "token_embd.weight", (vocabulary, width)
+    yield "output_norm.weight", (width,)
+    for layer in range(shape.layers):
+        for name, rows in (
+            ("attn_q", width),
+            ("attn_k", kv),
+            ("attn_v", kv),
+            ("attn_output", width),
+        ):
+            yield f"blk.{layer}.{name}.weight", (rows, width)
+        for name, size in (("attn_q", head), ("attn_k", head), ("attn", width), ("ffn", width)):
+            yield f"blk.{layer}.{name}_norm.weight", (size,)
+        for name in ("ffn_gate", "ffn_up"):
+            yield f"blk.{layer}.{name}.weight", (ffn, width)
+        yield f"blk.{layer}.ffn_down.weight", (width, ffn)
+    if shape.pooling == "rank":
+        yield "cls.output.weight", (shape.labels, width)
+
+
 def _pair(name: str, dims: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{name}.weight", dims
     yield f"{name}.bias", dims[:1]
+
+
+def _add_causal(writer: gguf.GGUFWriter, shape: EncoderShape) -> None:
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_head_count_kv(shape.heads // 2)
+    writer.add_key_length(shape.width // shape.heads)
+    writer.add_value_length(shape.width // shape.heads)
+    writer.add_rope_freq_base(1e6)
+    writer.add_add_eos_token(shape.pooling == "last")
+    if shape.pooling == "rank":
+        writer.add_chat_template([{"name": "rerank", "template": RERANK_TEMPLATE}])
 
 
 def write_encoder(
@@ -94,8 +138,8 @@ def write_encoder(
     """Write a random-weight encoder to `out`, and return `out`. The same seed gives the same file."""
     shape = shape or EncoderShape()
     rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(out, "bert")
-    size = _add_vocabulary(writer)
+    writer = gguf.GGUFWriter(out, "qwen3" if shape.causal else "bert")
+    size = add_byte_vocabulary(writer) if shape.causal else _add_vocabulary(writer)
     writer.add_name(name)
     writer.add_vocab_size(size)
     writer.add_context_length(shape.context)
@@ -103,12 +147,15 @@ def write_encoder(
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
-    writer.add_layer_norm_eps(1e-12)
-    writer.add_causal_attention(value=False)
+    if shape.causal:
+        _add_causal(writer, shape)
+    else:
+        writer.add_layer_norm_eps(1e-12)
+        writer.add_causal_attention(value=False)
     writer.add_pooling_type(POOLINGS[shape.pooling])
     if shape.pooling == "rank":
         writer.add_classifier_output_labels([f"label {n}" for n in range(shape.labels)])
-    for tensor, dims in _tensors(shape, size):
+    for tensor, dims in (_causal_tensors if shape.causal else _tensors)(shape, size):
         values = rng.standard_normal(dims, dtype=np.float32)
         if tensor.endswith("norm.weight"):
             values = np.ones(dims, np.float32)
@@ -130,7 +177,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the GGUF to write")
     parser.add_argument("--seed", type=int, default=0)
     for each in fields(EncoderShape):
-        if each.name == "pooling":
+        if each.name == "causal":
+            parser.add_argument("--causal", action="store_true")
+        elif each.name == "pooling":
             parser.add_argument("--pooling", choices=sorted(POOLINGS), default=each.default)
         else:
             parser.add_argument(f"--{each.name}", type=int, default=each.default)

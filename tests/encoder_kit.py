@@ -50,6 +50,7 @@ class FakeEncoder:
     part_s: float = PART_S
     vocabulary: FakeVocabulary = Factory(FakeVocabulary)
     steps: list[list[int]] = Factory(list)
+    texts: list[list[int]] = Factory(list)
     dropped: int = 0
     _inputs: list[IntArray] = Factory(list)
     _left: int = 0
@@ -66,6 +67,7 @@ class FakeEncoder:
             raise AssertionError("llama.cpp would end the process")
         self._inputs = list(inputs)
         self.steps.append(list(map(len, inputs)))
+        self.texts += [tokens.tolist() for tokens in inputs]
         self._left = sum(map(len, inputs))
 
     def next_s(self) -> float:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from attrs import evolve
 from encoder_kit import N_CTX, FakeEncoder, info_of, vector_of
 from http_kit import http_house
 from trio.testing import MockClock
 
-from uma_trio.http.embeddings import normalised
+from uma_trio.backend.encoder import Pair
 from uma_trio.service import embedding
+from uma_trio.service.embedding import normalised
 
 EMBED = "/v1/embeddings"
 
@@ -62,6 +64,26 @@ async def test_a_text_and_its_token_ids_have_the_same_vector(
         assert rounded(answer.json["data"][0]["embedding"]) == expected("b")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompt_string": "bcd"},
+        {"content": [{"type": "text", "text": "bc"}, {"type": "text", "text": "d"}]},
+        ["b", 99, "d"],
+        [["b", 99, 100]],
+        [256, "bc", 100],
+    ],
+    ids=["prompt", "content", "mixed", "a mixed list", "mixed behind ids"],
+)
+async def test_a_text_may_be_an_object_or_have_token_ids_in_it(
+    autojump_clock: MockClock, given: Any
+) -> None:
+    """As llama-server takes it; what begins a text goes with the first part, if that is a text."""
+    async with http_house(encoders=encoders()) as daemon:
+        answer = await daemon.ask("POST", EMBED, {"input": given, "model": "x"})
+        assert [rounded(each["embedding"]) for each in answer.json["data"]] == [expected("bcd")]
+
+
 async def test_base64_is_the_float32_of_the_vector(autojump_clock: MockClock) -> None:
     """Little-endian: what OpenAI's clients ask for by default."""
     async with http_house(encoders=encoders()) as daemon:
@@ -101,7 +123,11 @@ async def test_a_strict_daemon_refuses_another_models_name(autojump_clock: MockC
         ({"input": ""}, 400, "input"),
         ({"input": ["a", ""]}, 400, "input[1]"),
         ({"input": [["a"]]}, 400, "input[0][0]"),
-        ({"input": ["a", 1]}, 400, "input[1]"),
+        ({"input": ["a", 1.5]}, 400, "input[1]"),
+        ({"input": ["a", -1]}, 400, "input[1:][0]"),
+        ({"input": {"content": "a"}}, 400, "input"),
+        ({"input": {"content": [{"type": "image_url"}]}}, 400, "input.content[0]"),
+        ({"input": {"prompt_string": ""}}, 400, "input.prompt_string"),
         ({"input": [[1, 9999]]}, 400, "input[0]"),
         ({"input": {"a": 1}}, 400, "input"),
         ({}, 400, "input"),
@@ -180,11 +206,42 @@ async def test_documents_are_answered_best_first(autojump_clock: MockClock) -> N
         assert [each["index"] for each in first.json["results"]] == [results[0]["index"]]
 
 
+async def test_texts_are_answered_as_tei_does(autojump_clock: MockClock) -> None:
+    """A bare list, with the texts if asked for."""
+    async with http_house(encoders=encoders()) as daemon:
+        texts = ["some", "other", "texts"]
+        body = {"query": "q", "texts": texts, "return_text": True}
+        found = (await daemon.ask("POST", "/rerank", body)).json
+        scores = [each["score"] for each in found]
+        assert scores == sorted(scores, reverse=True)
+        assert [each["text"] for each in found] == [texts[each["index"]] for each in found]
+        first = (
+            await daemon.ask("POST", "/rerank", {"query": "q", "texts": texts, "top_n": 1})
+        ).json
+        assert first == [{"index": found[0]["index"], "score": found[0]["score"]}]
+
+
+async def test_a_template_keeps_white_space_with_the_texts_beside_it(
+    autojump_clock: MockClock,
+) -> None:
+    """So a text is split into tokens as in a prompt that was put together; its own marks stay plain text."""
+    model = FakeEncoder(
+        evolve(
+            info_of("rank"),
+            pair=Pair((1,), (2,), (3,), around_query=(" ", "\n"), around_document=("", "!")),
+        )
+    )
+    async with http_house(encoders={"rank": model}) as daemon:
+        await daemon.ask("POST", "/rerank", {"query": "q", "documents": ["d"]})
+        assert model.texts == [[1, *b" q\n", 2, *b"d!", 3]]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"documents": ["a"]}, "query"),
-        ({"query": "q"}, "texts"),
+        ({"query": "q"}, "documents"),
+        ({"query": "q", "texts": [1]}, "texts[0]"),
         ({"query": "q", "documents": ["a", 1]}, "documents[1]"),
         ({"query": "q", "documents": []}, "documents"),
         ({"query": "q" * 60, "documents": ["a"]}, "query"),

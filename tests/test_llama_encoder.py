@@ -130,6 +130,101 @@ def test_a_reranker_makes_a_score_and_says_what_it_is_of(folder: Path) -> None:
     encoder.close()
 
 
+CAUSAL = EncoderShape(causal=True, pooling="last", context=2048)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaEncoder]:
+    """Return a causal model whose last token is the vector."""
+    found = loaded(tmp_path_factory.mktemp("causal"), CAUSAL)
+    yield found
+    found.close()
+
+
+def cosines(one: FloatArray, other: FloatArray) -> FloatArray:
+    """Return how alike the vectors of two lists are, one by one."""
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return np.asarray((one * other).sum(axis=1) / lengths)
+
+
+def rows_of(encoder: LlamaEncoder) -> list[int]:
+    """Return a list to which the tokens of each chunk are added as it is computed."""
+    seen: list[int] = []
+    begin = encoder._parts.begin
+
+    def note(n_tokens: int) -> None:
+        seen.append(n_tokens)
+        begin(n_tokens)
+
+    encoder._parts.begin = note  # type: ignore[method-assign]
+    return seen
+
+
+def test_a_causal_model_makes_the_vector_of_the_last_token(causal: LlamaEncoder) -> None:
+    """Alone and in a crowd, and in chunks as in one: a text of three chunks differs by nothing but rounding."""
+    assert (causal.info.pooling, causal.info.n_ctx, causal.info.width) == ("last", 2048, 64)
+    crowd = texts(causal, *(f"text {n} of many " * (n % 3 + 1) for n in range(4)))
+    together, _ = computed(causal, crowd)
+    alone = np.concatenate([computed(causal, [tokens])[0] for tokens in crowd])
+    assert cosines(alone, together).min() >= 0.9999
+    long = texts(causal, "the fox and the lantern " * 30)
+    seen = rows_of(causal)
+    chunks, _ = computed(causal, long)
+    assert len(seen) >= 3
+    causal._beginning.clear()  # type: ignore[union-attr]
+    apart, parts = computed(causal, long, 0.0)
+    assert parts > len(seen)
+    assert cosines(chunks, apart).min() >= 0.9999
+
+
+def test_what_inputs_begin_with_is_computed_once(causal: LlamaEncoder) -> None:
+    """The second step has only the rest of its inputs, and the same vectors but for rounding."""
+    causal._beginning.clear()  # type: ignore[union-attr]
+    instruction = "Instruct: find what answers the question. Query: "
+    first = texts(causal, instruction + "1?", instruction + "2?")
+    expected, _ = computed(causal, first)
+    seen = rows_of(causal)
+    second, _ = computed(causal, first)
+    assert seen == [sum(map(len, first)) - 2 * len(texts(causal, instruction)[0][:-1])]
+    assert cosines(expected, second).min() >= 0.9999
+    other, _ = computed(causal, texts(causal, "something else"))
+    again, _ = computed(causal, first[:1])
+    assert cosines(again, expected[:1]).min() >= 0.9999
+    assert cosines(other, expected[:1]).max() < 0.9999
+
+
+def test_a_causal_step_that_is_dropped_leaves_nothing(causal: LlamaEncoder) -> None:
+    """At any part; the next step has the vectors that it had before."""
+    first, second = texts(causal, "some words of a text", "other words " * 60)
+    before, _ = computed(causal, [first])
+    for _ in range(3):
+        causal.begin([second])
+        causal.advance(0.0)
+        causal.drop()
+    after, _ = computed(causal, [first])
+    assert cosines(before, after).min() >= 0.9999
+
+
+def test_a_causal_reranker_has_its_template_around_the_texts(folder: Path) -> None:
+    """Marks of the template are control tokens, those in texts are text, and a score is one of its labels."""
+    shape = EncoderShape(causal=True, pooling="rank", labels=2, context=512)
+    encoder = loaded(folder, shape)
+    vocabulary, pair = encoder.vocabulary, encoder.info.pair
+    (mark,) = vocabulary.tokenize("<|im_start|>", add_special=False, parse_special=True).tolist()
+    assert pair.before[0] == mark
+    assert (pair.around_query, pair.around_document) == ((" ", "\n"), (" ", ""))
+    assert len(vocabulary.tokenize("<|im_start|>", add_special=False, parse_special=False)) > 1
+    scores, _ = computed(encoder, texts(encoder, "one", "two words"))
+    assert scores.sum(axis=1) == pytest.approx([1, 1], abs=1e-5)  # Qwen3's softmax
+    encoder.close()
+
+
+def test_the_probe_counts_the_cache_of_a_causal_model(folder: Path) -> None:
+    """With the cells for the longest input and what is kept beside it."""
+    path = write_encoder(folder / "causal.gguf", CAUSAL)
+    assert probe(path).compute > 2 * 2 * 32 * 2 * (2048 + 1024)
+
+
 def test_the_probe_says_what_is_needed(folder: Path) -> None:
     """Weights and the buffer to compute in, without having either."""
     path = write_encoder(folder / "encoder.gguf", EncoderShape(layers=4, width=256, ffn=512))

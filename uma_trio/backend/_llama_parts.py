@@ -1,4 +1,4 @@
-"""A call of ``llama_encode`` that is computed in parts.
+"""A call of ``llama_encode`` or ``llama_decode`` that is computed in parts.
 
 ``cb_eval`` (ggml-backend.cpp, ggml_backend_sched_compute_splits) is asked before each node of a graph whether the
 computation shall stop behind it, and is called when it has. So the call runs on a thread of its own, which waits in
@@ -47,9 +47,10 @@ class Parts:
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
 
-    def attach(self, context: int, batch: Any) -> None:
+    def attach(self, context: int, batch: Any, *, causal: bool) -> None:
         """Compute the batch of this context from now on. `batch` is a struct that its owner fills."""
         self._context, self._batch = context, batch
+        self._compute = lib.decode if causal else lib.encode
         lib.set_abort_callback(context, lib.strlen, ctypes.addressof(self._flag))
         self._thread = threading.Thread(target=self._work, name="encoder", daemon=True)
         self._thread.start()
@@ -123,7 +124,7 @@ class Parts:
             self._go.acquire()
             if self._closed:
                 return
-            self._status = lib.encode(self._context, self._batch)
+            self._status = self._compute(self._context, self._batch)
             self._running = False
             self._stopped.release()
 

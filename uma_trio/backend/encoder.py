@@ -1,6 +1,6 @@
 """The contract between the engine and an encoder: a model that makes a vector, or a score, of a whole text.
 
-An encoder has a context of its own and keeps nothing between two steps. A step is computed in parts, so that
+An encoder has a context of its own, and no step changes the result of another. A step is computed in parts, so that
 other work can be done between two of them. Everything here except the vocabulary is for one thread at a time.
 """
 
@@ -22,11 +22,16 @@ class EncodeFailed(Exception):
 
 @frozen
 class Pair:
-    """The tokens before, between and behind the two texts that a reranker compares."""
+    """The tokens before, between and behind the two texts that a reranker compares.
+
+    White space `around` a text is split into tokens together with it.
+    """
 
     before: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
+    around_query: tuple[str, str] = ("", "")
+    around_document: tuple[str, str] = ("", "")
 
     @property
     def n_tokens(self) -> int:
@@ -39,7 +44,8 @@ class EncoderInfo:
     """What is loaded.
 
     `n_ctx` is the longest input in tokens. `width` is how many numbers are made of an input. With `pooling`
-    "rank" these are scores, one for each of `labels`. A step takes at most `max_inputs` and `max_tokens`.
+    "rank" these are scores, one for each of `labels`. A step takes at most `max_inputs` and `max_tokens`; the engine's
+    steps of several inputs are smaller (:data:`uma_trio.engine.encoding.STEP_TOKENS`).
     """
 
     name: str

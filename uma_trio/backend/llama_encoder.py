@@ -1,6 +1,8 @@
-"""llama.cpp as an encoder: BERT and its kinds, on the CPU, in a context of their own.
+"""llama.cpp as an encoder, on the CPU, in a context of its own: BERT's kinds, and causal models that pool the last token.
 
-A step that is larger than ``n_ubatch`` ends the process (llama-context.cpp, encode): sizes are checked here first.
+A step that is larger than ``n_ubatch`` ends the process (llama-context.cpp, encode): sizes are checked here first. A
+causal model (Qwen3-Embedding, Qwen3-Reranker) has a KV cache. It computes a long input in chunks, with equal results,
+and what inputs begin with alike once (:mod:`uma_trio.backend._llama_beginning`).
 """
 
 from __future__ import annotations
@@ -8,23 +10,33 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, Self
 
 import numpy as np
+from attrs import frozen
 
 from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_beginning import KEPT, MOST, Beginning
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import LogSink
-from uma_trio.backend._llama_options import FLASH_ON
+from uma_trio.backend._llama_options import FLASH_ON, MAX_SLOTS
 from uma_trio.backend._llama_parts import Parts
+from uma_trio.backend._llama_rows import Rows
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
-from uma_trio.backend.base import FloatArray, IntArray, ModelError
+from uma_trio.backend.base import FloatArray, IntArray, ModelError, Vocabulary
 from uma_trio.backend.encoder import EncodeFailed, EncoderInfo, Pair, Pooling
-from uma_trio.backend.gguf_header import read_header
+from uma_trio.backend.gguf_header import GgufHeader, read_header
+from uma_trio.backend.kv_memory import attention_only, kv_bytes, sliding_window
 
 #: Longer inputs are refused, whatever the model was trained for: the compute buffer grows with them.
 MAX_CONTEXT: Final = 8192
-MAX_INPUTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
+#: The same of a causal model, whose KV cache grows with them.
+MAX_CAUSAL: Final = 4096
+#: Tokens that a causal model computes at once. llama.cpp makes the logits of each: 4 bytes for each word it knows.
+CHUNK: Final = 256
+MAX_INPUTS: Final = MAX_SLOTS
+_KV_TYPE: Final = "f16"
 # A step may hold so many tokens where the model takes fewer: short inputs are cheaper together.
 _LEAST_ROWS: Final = 256
 _CALIBRATION_ROWS: Final = 64
@@ -37,16 +49,35 @@ _UNMAPPED: Final = (
 _NOTHING: Final = (-1, 0)  # the file does not say, or says none
 
 
-def n_rows(n_ctx_train: int) -> tuple[int, int]:
-    """Return the longest input, and the tokens of the largest step, of a model with this context."""
-    longest = max(1, min(n_ctx_train, MAX_CONTEXT))
-    return longest, max(longest, _LEAST_ROWS)
+@frozen
+class Room:
+    """The longest input in tokens, the tokens that are computed at once, and the cells of a KV cache (0: none)."""
+
+    longest: int
+    rows: int
+    cells: int = 0
 
 
-def context_params(rows: int, threads: int, pooling: int, parts: Parts | None) -> Any:
-    """Return the parameters of an encoder's context. A step has at most `rows` tokens."""
+def room_of(header: GgufHeader, *, cached: bool) -> Room:
+    """Return what a model gets, with a KV cache or without."""
+    trained = header.number("context_length", 1)
+    if not cached:
+        longest = max(1, min(trained, MAX_CONTEXT))
+        return Room(longest, max(longest, _LEAST_ROWS))
+    longest = max(1, min(trained, MAX_CAUSAL))
+    return Room(longest, CHUNK, max(longest, CHUNK) + MOST)
+
+
+def cache_bytes(header: GgufHeader, room: Room) -> int:
+    """Return the bytes of the KV cache of an encoder; 0 if it has none."""
+    return kv_bytes(header, room.cells, _KV_TYPE)
+
+
+def context_params(room: Room, threads: int, pooling: int, parts: Parts | None) -> Any:
+    """Return the parameters of an encoder's context."""
     params = llama.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = rows
+    params.n_batch = params.n_ubatch = room.rows
+    params.n_ctx = room.cells or room.rows
     params.n_seq_max = MAX_INPUTS
     params.n_threads = params.n_threads_batch = threads
     params.embeddings = True
@@ -61,28 +92,37 @@ def context_params(rows: int, threads: int, pooling: int, parts: Parts | None) -
     return params
 
 
-def pooling_of(path: Path) -> int:
-    """Return what to tell llama.cpp: what the file says, or the mean if it says nothing. Raises ModelError."""
-    said = read_header(path).number("pooling_type", -1)
+def pooling_of(header: GgufHeader) -> int:
+    """Return what to tell llama.cpp: what the file says, or the mean if it says nothing."""
+    said = header.number("pooling_type", -1)
     return _MEAN if said in _NOTHING else said
 
 
 class LlamaEncoder:
     """See :class:`uma_trio.backend.encoder.EncoderModel`. Made by :meth:`load`."""
 
-    def __init__(self, model: ModelHandle, context: int, info: EncoderInfo, parts: Parts) -> None:
+    def __init__(
+        self, model: ModelHandle, context: int, info: EncoderInfo, room: Room, parts: Parts
+    ) -> None:
         self.info = info
         self.vocabulary = LlamaVocabulary(model)
         self._context: int | None = context
-        self._rows = _Rows(info.max_tokens)
+        self._memory = int(llama.llama_get_memory(context) or 0)
+        header = read_header(Path(info.path))
+        self._room = room
+        keeps = attention_only(header) and not sliding_window(header)
+        self._beginning = Beginning(self._memory, keeps=keeps) if self._memory else None
+        self._rows = Rows(self._room.rows)
         self._parts = parts
-        self._inputs = 0
-        parts.attach(context, self._rows.struct)
+        self._inputs: Sequence[IntArray] = ()
+        self._computed = 0  # of the tokens of a single input
+        parts.attach(context, self._rows.struct, causal=self._memory != 0)
         tokens = np.zeros(min(_CALIBRATION_ROWS, info.n_ctx), np.int32)
-        self._rows.put([tokens], info)
+        self._rows.put([tokens], [0])
         for _ in range(2):  # the first time memory is touched for the first time
             if parts.calibrate(len(tokens)) != 0:
                 raise ModelError(f"{info.path} cannot be computed.")
+            self._forget()
 
     @classmethod
     def load(cls, path: str | Path, *, threads: int, log: LogSink | None = None) -> Self:
@@ -96,8 +136,8 @@ class LlamaEncoder:
         path = Path(path)
         model = load_weights(path)
         parts = Parts()
-        context, info = make_encoder_context(model, path, threads, parts)
-        return cls(model, context, info, parts)
+        context, info, room = make_encoder_context(model, path, threads, parts)
+        return cls(model, context, info, room, parts)
 
     def rows_within(self, part_s: float) -> int:
         """Return how many tokens a step may have for its longest part to take at most `part_s`."""
@@ -105,9 +145,20 @@ class LlamaEncoder:
 
     def begin(self, inputs: Sequence[IntArray]) -> None:
         """Begin a step."""
-        self._rows.put(inputs, self.info)
-        self._inputs = len(inputs)
-        self._parts.begin(sum(map(len, inputs)))
+        info, lengths = self.info, [len(tokens) for tokens in inputs]
+        if not 0 < len(inputs) <= info.max_inputs or sum(lengths) > info.max_tokens:
+            raise ValueError(f"{len(inputs)} inputs of {sum(lengths)} tokens are no step")
+        if min(lengths) < 1 or max(lengths) > info.n_ctx:
+            raise ValueError(f"an input must have 1 to {info.n_ctx} tokens")
+        if len(inputs) > 1 and sum(lengths) > self._room.rows:
+            raise ValueError(f"several inputs of {sum(lengths)} tokens are too many for a step")
+        self._inputs = inputs
+        firsts = [0] * len(inputs) if self._beginning is None else self._beginning.begin(inputs)
+        self._computed = firsts[0]
+        rest = [tokens[first:] for tokens, first in zip(inputs, firsts, strict=True)]
+        if len(inputs) == 1:
+            rest = [rest[0][: self._room.rows]]
+        self._go(rest, firsts)
 
     def next_s(self) -> float:
         """Return the predicted seconds of the next part."""
@@ -115,13 +166,41 @@ class LlamaEncoder:
 
     def advance(self, most_s: float) -> FloatArray | None:
         """Compute parts for at most `most_s`; return the vectors at the end."""
-        status = self._parts.advance(most_s)
-        if status is None:
-            return None
-        if status != 0:
-            raise EncodeFailed(f"the encoder failed with status {status}")
-        out = np.empty((self._inputs, self.info.width), np.float32)
-        for index in range(self._inputs):
+        until = perf_counter() + most_s
+        while True:
+            status = self._parts.advance(max(until - perf_counter(), 0.0))
+            if status is None:
+                return None
+            if status != 0:
+                self._forget()
+                raise EncodeFailed(f"the encoder failed with status {status}")
+            if not self._goes_on():
+                break
+            if self._parts.next_s() > until - perf_counter():
+                return None
+        try:
+            return self._vectors()
+        finally:
+            if self._beginning is not None:
+                self._beginning.end(self._inputs)
+
+    def _go(self, rest: Sequence[IntArray], firsts: Sequence[int]) -> None:
+        """Begin to compute a chunk."""
+        n_tokens = self._rows.put(rest, firsts)
+        self._computed += n_tokens
+        self._parts.begin(n_tokens)
+
+    def _goes_on(self) -> bool:
+        """Begin the next chunk of a long input; False if there is none."""
+        if len(self._inputs) > 1 or self._computed == len(self._inputs[0]):
+            return False
+        first = self._computed
+        self._go([self._inputs[0][first : first + self._room.rows]], [first])
+        return True
+
+    def _vectors(self) -> FloatArray:
+        out = np.empty((len(self._inputs), self.info.width), np.float32)
+        for index in range(len(self._inputs)):
             address = lib.embeddings_seq(self._context, index)
             if not address:
                 raise EncodeFailed("the encoder made no vector")
@@ -134,6 +213,12 @@ class LlamaEncoder:
     def drop(self) -> None:
         """Give up the step."""
         self._parts.drop()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what is in the cache, if there is one."""
+        if self._beginning is not None:
+            self._beginning.clear()
 
     def close(self) -> None:
         """Free the context, and end the thread."""
@@ -161,25 +246,37 @@ def load_weights(path: Path, *, no_alloc: bool = False) -> ModelHandle:
 
 def make_encoder_context(
     model: ModelHandle, path: Path, threads: int, parts: Parts | None = None
-) -> tuple[int, EncoderInfo]:
+) -> tuple[int, EncoderInfo, Room]:
     """Make the context of an encoder. Raises :class:`ModelError`."""
-    pointer = model.pointer
-    longest, rows = n_rows(int(llama.llama_model_n_ctx_train(pointer)))
+    header = read_header(path)
+    pooling = pooling_of(header)
+    # Whether there is a cache llama.cpp decides by the kind of model; files mostly say it, too.
+    causal = header.number("attention.causal", 1) != 0
+    for cached in (causal, not causal):
+        room = room_of(header, cached=cached)
+        if cached and _POOLINGS.get(pooling) not in ("last", "rank"):
+            continue
+        context = _new_context(model, path, context_params(room, threads, pooling, parts))
+        if bool(llama.llama_get_memory(context)) == cached:
+            return context, _info(model, context, header, room), room
+        llama.llama_free(context)
+    raise ModelError(
+        f"{path} writes text and is no encoder; name a BERT kind (bge, nomic-embed, MiniLM, e5), or a model whose "
+        "file says that its last token is the vector (Qwen3-Embedding) or the score (Qwen3-Reranker)."
+    )
+
+
+def _new_context(model: ModelHandle, path: Path, params: Any) -> int:
     lib.forget_errors()
-    params = context_params(rows, threads, pooling_of(path), parts)
-    context = llama.llama_init_from_model(pointer, params)
+    context = llama.llama_init_from_model(model.pointer, params)
     if not context:
         reason = lib.last_error() or "llama.cpp gave no reason"
         raise ModelError(f"The context for {path} could not be made ({reason}).")
-    if llama.llama_get_memory(context):
-        llama.llama_free(context)
-        raise ModelError(
-            f"{path} writes text and is no encoder; name a BERT kind (bge, nomic-embed, MiniLM, e5)."
-        )
-    return int(context), _info(pointer, context, path, longest, rows)
+    return int(context)
 
 
-def _info(model: int, context: int, path: Path, longest: int, rows: int) -> EncoderInfo:
+def _info(handle: ModelHandle, context: int, header: GgufHeader, room: Room) -> EncoderInfo:
+    model, path = handle.pointer, header.path
     text = ctypes.create_string_buffer(256)
     llama.llama_model_desc(model, text, len(text))
     pooling = _POOLINGS.get(int(llama.llama_pooling_type(context)))
@@ -188,66 +285,64 @@ def _info(model: int, context: int, path: Path, longest: int, rows: int) -> Enco
     ranks = pooling == "rank"
     n_out = int(llama.llama_model_n_cls_out(model)) if ranks else 0
     labels = [llama.llama_model_cls_label(model, index) for index in range(n_out)]
-    name = read_header(path).metadata.get("general.name") or path.stem
+    name = header.metadata.get("general.name") or path.stem
     return EncoderInfo(
         name=str(name),
         path=str(path),
         description=text.value.decode("utf-8", "replace"),
-        n_ctx=longest,
+        n_ctx=room.longest,
         width=n_out if ranks else int(llama.llama_model_n_embd_out(model)),
         pooling=pooling,
         n_params=int(llama.llama_model_n_params(model)),
         size_bytes=int(llama.llama_model_size(model)),
-        max_inputs=MAX_INPUTS,
-        max_tokens=rows,
+        max_inputs=KEPT if room.cells else MAX_INPUTS,
+        max_tokens=max(room.longest, room.rows),
         labels=tuple((label or b"").decode("utf-8", "replace") for label in labels),
-        pair=_pair(llama.llama_model_get_vocab(model)),
+        pair=_pair(handle) if ranks else Pair(),
     )
 
 
-def _pair(vocab: Any) -> Pair:
+def _pair(model: ModelHandle) -> Pair:
     """Return what stands around a query and a document, as llama-server has it (format_prompt_rerank)."""
+    template = llama.llama_model_chat_template(model.pointer, b"rerank")
+    if template:
+        return pair_of(template.decode("utf-8", "replace"), LlamaVocabulary(model))
+    vocab = llama.llama_model_get_vocab(model.pointer)
     begin = (int(llama.llama_vocab_bos(vocab)),) if llama.llama_vocab_get_add_bos(vocab) else ()
     end = (int(llama.llama_vocab_eos(vocab)),) if llama.llama_vocab_get_add_eos(vocab) else ()
     middle = (int(llama.llama_vocab_sep(vocab)),) if llama.llama_vocab_get_add_sep(vocab) else ()
     return Pair(begin, (*end, *middle), end)
 
 
-class _Rows:
-    """The batch of a step: arrays of numpy, and the struct that points at them."""
+def pair_of(template: str, vocabulary: Vocabulary) -> Pair:
+    """Return what stands around a query and a document by a template with ``{query}`` and ``{document}``.
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._token = np.zeros(capacity, np.int32)
-        self._pos = np.zeros(capacity, np.int32)
-        self._n_seq_id = np.ones(capacity, np.int32)
-        self._want = np.ones(capacity, np.int8)
-        self._ids = np.arange(MAX_INPUTS, dtype=np.int32)
-        self._addresses = self._ids.ctypes.data + np.arange(MAX_INPUTS, dtype=np.uintp) * 4
-        self._seq_id = np.full(capacity, self._addresses[0], np.uintp)
-        self.struct = llama.llama_batch()
-        for name, array in (
-            ("token", self._token),
-            ("pos", self._pos),
-            ("n_seq_id", self._n_seq_id),
-            ("seq_id", self._seq_id),
-            ("logits", self._want),
-        ):
-            kind = dict(llama.llama_batch._fields_)[name]
-            setattr(self.struct, name, ctypes.cast(array.ctypes.data, kind))
+    White space beside them is split into tokens together with the texts, as a text that was put together would be.
 
-    def put(self, inputs: Sequence[IntArray], info: EncoderInfo) -> None:
-        """Write the inputs of a step. Raises ValueError where llama.cpp would end the process."""
-        lengths = [len(tokens) for tokens in inputs]
-        if not 0 < len(inputs) <= info.max_inputs or not 0 < sum(lengths) <= self._capacity:
-            raise ValueError(f"{len(inputs)} inputs of {sum(lengths)} tokens are no step")
-        if min(lengths) < 1 or max(lengths) > info.n_ctx:
-            raise ValueError(f"an input must have 1 to {info.n_ctx} tokens")
-        at = 0
-        for index, tokens in enumerate(inputs):
-            end = at + len(tokens)
-            self._token[at:end] = tokens
-            self._pos[at:end] = np.arange(len(tokens))
-            self._seq_id[at:end] = self._addresses[index]
-            at = end
-        self.struct.n_tokens = at
+    Raises:
+        ModelError: the template does not name both, the query first.
+    """
+    before, query, rest = template.partition("{query}")
+    between, document, behind = rest.partition("{document}")
+    if not query or not document:
+        raise ModelError("The template of this reranker does not have {query} and then {document}.")
+    edges = (_space_behind(before), _space_before(between), _space_behind(between))
+    last = _space_before(behind)
+    parts = (
+        before.removesuffix(edges[0]),
+        between.removeprefix(edges[1]).removesuffix(edges[2]),
+        behind.removeprefix(last),
+    )
+    first, second, third = (
+        tuple(vocabulary.tokenize(part, add_special=False, parse_special=True).tolist())
+        for part in parts
+    )
+    return Pair(first, second, third, around_query=edges[:2], around_document=(edges[2], last))
+
+
+def _space_before(text: str) -> str:
+    return text[: len(text) - len(text.lstrip())]
+
+
+def _space_behind(text: str) -> str:
+    return text[len(text.rstrip()) :]

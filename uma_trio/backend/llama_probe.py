@@ -16,6 +16,7 @@ from typing import Final
 from attrs import frozen
 
 from uma_trio.backend.base import ModelError
+from uma_trio.backend.gguf_header import read_header
 
 _LONGEST_S: Final = 60.0
 # llama-context.cpp, sched_reserve: "%10s compute buffer size = %8.2f MiB".
@@ -26,7 +27,7 @@ _WRITES: Final = "--writes"
 
 @frozen
 class Needs:
-    """The memory of an encoder, in bytes."""
+    """The memory of an encoder, in bytes. `compute` is with its KV cache, if it has one."""
 
     weights: int
     compute: int
@@ -79,10 +80,13 @@ def main(path: Path, *, writes: bool) -> None:
             refuse_unsuitable(model.pointer, path)
             answer = {"weights": int(llama.llama_model_size(model.pointer)), "compute": 0}
         else:
-            context, info = llama_encoder.make_encoder_context(model, path, threads=1)
+            context, info, room = llama_encoder.make_encoder_context(model, path, threads=1)
             llama.llama_free(context)
             sizes = _COMPUTE.findall("\n".join(said))
-            answer = {"weights": info.size_bytes, "compute": int(sum(map(float, sizes)) * _MIB)}
+            compute = int(sum(map(float, sizes)) * _MIB) + llama_encoder.cache_bytes(
+                read_header(path), room
+            )
+            answer = {"weights": info.size_bytes, "compute": compute}
     except ModelError as error:
         answer = {"problem": str(error)}
     sys.stdout.write(json.dumps(answer))

@@ -21,9 +21,9 @@ class EncoderConfig(ShapeConfig):
         shown_default="none",
         metavar="MODEL",
         since="0.1",
-        help="A second model, which makes vectors of texts (/v1/embeddings): a GGUF file of a BERT kind "
-        "(bge, nomic-embed, MiniLM, e5), or a name that `uma-trio models` lists. It computes on the CPU, in "
-        "the time that streams leave it.",
+        help="A second model, which makes vectors of texts (/v1/embeddings, `uma-trio embed`): a GGUF file of a "
+        "BERT kind (bge, nomic-embed, MiniLM, e5) or of Qwen3-Embedding, or a name that `uma-trio models` lists. "
+        "It computes on the CPU, in the time that streams leave it.",
     )
     rerank_model: Path | None = option(
         None,
@@ -32,6 +32,6 @@ class EncoderConfig(ShapeConfig):
         shown_default="none",
         metavar="MODEL",
         since="0.1",
-        help="A model that scores how well documents fit a query (/v1/rerank): a GGUF file of a reranker "
-        "(bge-reranker, jina-reranker), or a name that `uma-trio models` lists.",
+        help="A model that scores how well documents fit a query (/v1/rerank, `uma-trio rerank`): a GGUF file of a "
+        "reranker (bge-reranker, jina-reranker, Qwen3-Reranker), or a name that `uma-trio models` lists.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -18,13 +19,11 @@ from uma_trio.http.tokens import ids_of, kinds_of
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.embedding import Embedder, Input, Vectors
+from uma_trio.service.embedding import EUCLID, Embedder, Input, Vectors, normalised
 
 _NUMBERS: Final = 8_192
 """Numbers that are written while the GIL is held: about a millisecond."""
 _DECIMALS: Final = 9  # of a number of at most 1: what a float32 holds
-_EUCLID: Final = 2
-_INT16: Final = np.float32(32_760)
 _BARE: Final = "/embeddings"  # llama-server's own API there, and OpenAI's behind /v1
 _NS: Final = 1e9
 
@@ -34,7 +33,10 @@ _TRUNCATE: Final = honoured(
     "cuts the end of an input that is too long, instead of refusing it",
     default="false",
 )
-_INPUT: Final = "a text, a list of texts, a list of token ids, or a list of such lists"
+_INPUT: Final = (
+    "a text, a list of token ids (texts may be among them), an object with `prompt_string` or with `content` "
+    "of text parts, or a list of these"
+)
 EMBEDDINGS: tuple[Field, ...] = (
     MODEL,
     honoured("input", Anything(_INPUT), "up to 16,384 texts", required=True),
@@ -158,7 +160,7 @@ async def _answer(
 
     def write() -> bytes:
         if native:
-            return _native(normalised(found.values, body.get("embd_normalize", _EUCLID)))
+            return _native(normalised(found.values, body.get("embd_normalize", EUCLID)))
         vectors = normalised(found.values[:, :width])
         return _openai(vectors, found, model, as_text=body.get("encoding_format") != "base64")
 
@@ -208,27 +210,40 @@ def _inputs(body: Body, name: str) -> list[Input]:
     value = body.get(name)
     if value is None:
         raise invalid(name, f"is missing: {_INPUT}", code="missing_parameter")
+    if isinstance(value, list) and int not in kinds_of(value):
+        return [_input(each, f"{name}[{at}]") for at, each in enumerate(value)]
+    return [_input(value, name)]
+
+
+def _input(value: Any, path: str) -> Input:
+    """Return one text, or its tokens, or both by turns. Raises :class:`Fault`."""
+    if isinstance(value, dict):
+        return _said(value, path)
     if not isinstance(value, list):
-        return [as_text(value, name)]
-    kinds = kinds_of(value)
-    if kinds == {int}:
-        return [ids_of(value, name)]
-    return [
-        ids_of(each, f"{name}[{at}]") if isinstance(each, list) else as_text(each, f"{name}[{at}]")
-        for at, each in enumerate(value)
-    ]
+        return as_text(value, path)
+    if not kinds_of(value) >= {int, str}:
+        return ids_of(value, path)
+    found: list[str | NDArray[np.int32]] = []
+    at = 0
+    for is_text, run in groupby(value, lambda part: isinstance(part, str)):
+        parts = list(run)
+        found += parts if is_text else [ids_of(parts, f"{path}[{at}:]")]
+        at += len(parts)
+    return tuple(found)
 
 
-def normalised(vectors: NDArray[np.float32], norm: int = _EUCLID) -> NDArray[np.float32]:
-    """Return vectors that are as long as `norm` says (llama.cpp, common_embd_normalize); zeros stay."""
-    if norm < 0:
-        return vectors
-    sizes = np.abs(vectors)
-    if norm == 0:
-        lengths = sizes.max(axis=1, keepdims=True) / _INT16
-    else:
-        lengths = (sizes**norm).sum(axis=1, keepdims=True) ** np.float32(1 / norm)
-    return np.asarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
+def _said(value: Mapping[str, Any], path: str) -> str:
+    """Return the text of an object, as llama-server takes it. Raises :class:`Fault`."""
+    if "prompt_string" in value:
+        return as_text(value["prompt_string"], f"{path}.prompt_string")
+    parts = value.get("content")
+    if not isinstance(parts, list) or not parts:
+        raise invalid(path, "must be a text, or have prompt_string or a list of content")
+    for at, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise invalid(f"{path}.content[{at}]", "must have the type text: others are not taken")
+    texts = [as_text(part.get("text"), f"{path}.content[{at}]") for at, part in enumerate(parts)]
+    return "".join(texts)
 
 
 def _written(vectors: NDArray[np.float32]) -> Sequence[bytes]:

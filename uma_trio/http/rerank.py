@@ -1,11 +1,13 @@
-"""``POST /v1/rerank``: documents by how well they fit a query, as Jina's and Cohere's APIs have it."""
+"""``POST /v1/rerank``: documents by how well they fit a query, as Jina's, Cohere's and TEI's APIs have it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, Text
 from uma_trio.http.asking import MODEL, Anything
@@ -22,9 +24,10 @@ RERANK: tuple[Field, ...] = (
     MODEL,
     honoured("query", Text(1), "what documents are compared with", required=True),
     honoured("documents", Anything(_DOCUMENTS), "up to 16,384"),
-    honoured("texts", Anything("a list of texts"), "another name of documents"),
+    honoured("texts", Anything("a list of texts"), "documents, answered as TEI does"),
     honoured("top_n", Integer(1, MAX_INT32), "how many to return, best first", default="all"),
     honoured("return_documents", Flag(), "returns the texts, too", default="false"),
+    honoured("return_text", Flag(), "the same for `texts`", default="false"),
     honoured("truncate", Flag(), "cuts the end of a document that is too long", default="false"),
     *ignored("max_tokens_per_doc", "rank_fields", note="see truncate"),
 )
@@ -48,15 +51,9 @@ async def rerank(exchange: Exchange, shared: Shared) -> Reply:
     )
 
     def write() -> bytes:
-        scores = found.values[:, 0]
-        best = np.argsort(-scores, kind="stable")[: body.get("top_n", len(documents))].tolist()
-        results: list[bytes] = []
-        for at in range(0, len(best), _SLICE):
-            part = [_result(index, float(scores[index])) for index in best[at : at + _SLICE]]
-            if body.get("return_documents", False):
-                for one in part:
-                    one["document"] = {"text": documents[one["index"]]}
-            results += [msgspec.json.encode(one) for one in part]
+        results = _written(found.values[:, 0], documents, body)
+        if _is_tei(body):
+            return b"[" + b",".join(results) + b"]"
         used = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
         head = msgspec.json.encode({"model": model, "object": "list", "usage": used})[:-1]
         return head + b',"results":[' + b",".join(results) + b"]}"
@@ -65,13 +62,43 @@ async def rerank(exchange: Exchange, shared: Shared) -> Reply:
     return Reply(200, content, headers=ignored_header(body.ignored))
 
 
-def _result(index: int, score: float) -> dict[str, Any]:
-    return {"index": index, "relevance_score": score}
+def _written(scores: NDArray[np.float32], documents: Sequence[str], body: Body) -> list[bytes]:
+    """Return the results as JSON, the best first."""
+    best = np.argsort(-scores, kind="stable")[: body.get("top_n", len(documents))].tolist()
+    named = body.get("return_documents", False)
+    result = _result
+    if _is_tei(body):
+        named, result = body.get("return_text", named), _tei_result
+    results: list[bytes] = []
+    for at in range(0, len(best), _SLICE):
+        part = best[at : at + _SLICE]
+        results += [
+            msgspec.json.encode(
+                result(index, float(scores[index]), documents[index] if named else None)
+            )
+            for index in part
+        ]
+    return results
+
+
+def _result(index: int, score: float, text: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"index": index, "relevance_score": score}
+    return found if text is None else {**found, "document": {"text": text}}
+
+
+def _tei_result(index: int, score: float, text: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"index": index, "score": score}
+    return found if text is None else {**found, "text": text}
+
+
+def _is_tei(body: Body) -> bool:
+    """Whether it is asked for as Hugging Face's text-embeddings-inference has it."""
+    return "texts" in body.given and "documents" not in body.given
 
 
 def _documents(body: Body) -> list[str]:
     """Return the texts of the documents. Raises :class:`uma_trio.http.wire.errors.Fault`."""
-    name = "documents" if "documents" in body.given else "texts"
+    name = "texts" if _is_tei(body) else "documents"
     value = body.get(name)
     if not isinstance(value, list):
         raise invalid(name, f"must be {_DOCUMENTS}")

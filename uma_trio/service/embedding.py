@@ -33,9 +33,13 @@ MAX_TOKENS: Final = 1 << 23
 """Of one request: 16,384 texts of 512. A query is counted once for each document."""
 MAX_HELD: Final = 1 << 26
 """Tokens and numbers of all requests that wait for one encoder: 256 MiB."""
+EUCLID: Final = 2
+"""The norm by which vectors have length 1, unless somebody asks for another."""
+_INT16: Final = np.float32(32_760)
 _AGAIN_S: Final = 1.0
 
-Input = str | IntArray
+Input = str | IntArray | tuple[str | IntArray, ...]
+"""A text, its tokens, or both by turns."""
 
 
 @frozen
@@ -107,7 +111,7 @@ class Embedder:
         if isinstance(given, str):
             found = self.vocabulary.tokenize(given, add_special=True, parse_special=False)
         else:
-            found = given
+            found = given if isinstance(given, np.ndarray) else self._joined(given)
             if len(found) and int(found.max()) >= self.vocabulary.n_vocab:
                 why = f"holds a token that is not in the vocabulary of {self.vocabulary.n_vocab}"
                 raise Refusal(Code.E_PROTO_003, f"input[{at}] {why}", field=f"input[{at}]")
@@ -117,17 +121,33 @@ class Embedder:
 
     def _pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> Iterator[IntArray]:
         pair = self.info.pair
-        asked = self.vocabulary.tokenize(query, add_special=False, parse_special=False)
+        before, behind_query = pair.around_query
+        asked = self._plain(before + query + behind_query)
         room = self.info.n_ctx - pair.n_tokens - len(asked)
         if room < 1:
             raise self._too_long("query", len(asked), self.info.n_ctx - pair.n_tokens - 1)
         front = np.concatenate([pair.before, asked, pair.between]).astype(np.int32)
         behind = np.array(pair.behind, np.int32)
+        left, right = pair.around_document
         for at, document in enumerate(documents):
-            tokens = self.vocabulary.tokenize(document, add_special=False, parse_special=False)
+            tokens = self._plain(left + document + right)
             if len(tokens) > room and not truncate:
                 raise self._too_long(f"documents[{at}]", len(tokens), room)
             yield np.concatenate([front, tokens[:room], behind])
+
+    def _joined(self, parts: Sequence[str | IntArray]) -> IntArray:
+        """Return the tokens of texts and tokens by turns; what begins and ends a text goes with the first one."""
+        return np.concatenate(
+            [
+                self.vocabulary.tokenize(part, add_special=not at, parse_special=False)
+                if isinstance(part, str)
+                else part
+                for at, part in enumerate(parts)
+            ]
+        )
+
+    def _plain(self, text: str) -> IntArray:
+        return self.vocabulary.tokenize(text, add_special=False, parse_special=False)
 
     def _fitting(self, tokens: IntArray, field: str, truncate: bool) -> IntArray:
         most = self.info.n_ctx
@@ -140,7 +160,7 @@ class Embedder:
     def _too_long(self, field: str, tokens: int, most: int) -> Refusal:
         return Refusal(
             Code.E_LIMIT_004,
-            f"{field} has {tokens} tokens, and {self.names[0]} takes {most}; split it, or set truncate",
+            f"{field} is too large: it has {tokens} tokens, and {self.names[0]} takes {most}; split it, or set truncate",
             field=field,
             prompt_tokens=tokens,
             context=most,
@@ -198,6 +218,18 @@ class Embedder:
         if found.vectors is None:
             raise Refusal(Code(found.code), found.message)
         return Vectors(found.vectors, n_tokens)
+
+
+def normalised(vectors: FloatArray, norm: int = EUCLID) -> FloatArray:
+    """Return vectors that are as long as `norm` says (llama.cpp, common_embd_normalize); zeros stay."""
+    if norm < 0:
+        return vectors
+    sizes = np.abs(vectors)
+    if norm == 0:
+        lengths = sizes.max(axis=1, keepdims=True) / _INT16
+    else:
+        lengths = (sizes**norm).sum(axis=1, keepdims=True) ** np.float32(1 / norm)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)
 
 
 def _bounded(inputs: Iterable[IntArray], field: str) -> list[IntArray]:
