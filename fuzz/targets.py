@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 
 from uma_protocol import (
     Connection,
+    Embed,
     Generate,
     RemoteProtocolError,
+    Request,
+    Rerank,
     Role,
     decode_event,
     decode_request,
@@ -53,17 +56,19 @@ def framing(data: bytes) -> None:
             raise AssertionError(f"{name}: cut at {positions} differs from whole")
 
 
-def _asking() -> Connection:
-    """A client that waits for two answers to the request of the samples."""
+def _asking(request: Request) -> Connection:
+    """A client that waits for the answer to a request with the id of the samples."""
     connection = Connection(Role.CLIENT)
-    connection.send(Generate("a-1", n=2, prompt="p"))
+    connection.send(request)
     return connection
 
 
 _ENDS: dict[str, Callable[[], Connection]] = {
     "server": lambda: Connection(Role.SERVER),
     "client": lambda: Connection(Role.CLIENT),
-    "client that asks": _asking,
+    "client that asks for texts": lambda: _asking(Generate("a-1", n=2, prompt="p")),
+    "client that asks for vectors": lambda: _asking(Embed(id="a-1", input=("p",))),
+    "client that asks for scores": lambda: _asking(Rerank(id="a-1", query="q", documents=("d",))),
 }
 
 
@@ -142,7 +147,7 @@ _json_values = st.recursive(
         st.integers(-(2**70), 2**70),
         st.floats(allow_nan=False, allow_infinity=False),
         st.text(max_size=20),
-        st.sampled_from(["interactive", "user", "cancel", "generate", "eos", "token"]),
+        st.sampled_from(["interactive", "user", "cancel", "generate", "embed", "eos", "token"]),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),

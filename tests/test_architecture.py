@@ -110,6 +110,8 @@ ALLOWED = {
     },
     "uma_trio.service.front": {"trio", "uma_trio.service", "uma_trio.sockets"},
     "uma_trio.net": {
+        "numpy",
+        "uma_trio.words",
         "uma_trio.text.replies",
         *("attrs", "trio", "msgspec", "uma_protocol", "uma_trio.service", "uma_trio.sockets"),
         *("uma_trio.engine.messages", "uma_trio.engine.records", "uma_trio.wire"),

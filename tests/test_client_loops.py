@@ -20,6 +20,7 @@ import pytest
 import trio
 import trio.testing
 from client_kit import Aside, in_thread, served
+from encoder_kit import FakeEncoder, info_of
 from net_kit import House
 from test_tcp import RIGHT, _served
 
@@ -174,6 +175,61 @@ def test_a_request_longer_than_any_buffer_is_sent_whole(
                 await client.generate("x" * 900_000).text()
 
     kit.run(test)
+
+
+# --- vectors and scores ---
+
+
+@pytest.fixture(name="encoders")
+def _encoders(path: Path) -> Iterator[dict[Any, FakeEncoder]]:
+    """Run a daemon at `path` that makes vectors and scores."""
+    models: dict[Any, FakeEncoder] = {
+        "embed": FakeEncoder(),
+        "rank": FakeEncoder(info_of("rank")),
+    }
+    with in_thread(lambda: served(path, _backend(), encoders=models)):
+        yield models
+
+
+def test_vectors_and_scores_are_the_same_under_each_loop(
+    kit: Kit, path: Path, encoders: dict[Any, FakeEncoder]
+) -> None:
+    """Between two generations of one connection; a refusal is raised with its code."""
+
+    async def test() -> None:
+        async with kit.names.connect(path) as client:
+            found = await client.embed(["a text", "b"])
+            lengths = [sum(x * x for x in vector) for vector in found.vectors]
+            assert lengths == pytest.approx([1, 1])
+            assert found.n_tokens == 9
+            assert (await client.embed("b")).vectors == found.vectors[1:]
+            ranking = await client.rerank("q", ["b", "dd", "ccc"], top_n=2)
+            assert isinstance(ranking, kit.names.Ranking)
+            assert len(ranking.scores) == 2
+            assert await client.generate("hello", max_tokens=2).text()
+            with pytest.raises(ServerError, match="E_MODEL_002"):
+                await client.embed("b", model="other")
+
+    kit.run(test)
+
+
+def test_cancelled_vectors_are_ended_in_the_daemon(
+    kit: Kit, path: Path, encoders: dict[Any, FakeEncoder]
+) -> None:
+    """Under each loop; the connection is good for another request."""
+
+    async def test() -> None:
+        async with kit.names.connect(path) as client:
+
+            async def work(reached: Callable[[], None]) -> None:
+                reached()
+                await client.embed(["some text"] * 1000)
+
+            await kit.cancel(work)
+            assert await client.generate("hello", max_tokens=2).text()
+
+    kit.run(test)
+    assert len(encoders["embed"].steps) < 500
 
 
 # --- leaving early ---

@@ -456,8 +456,8 @@ def test_a_bad_message_is_named(messages, field, words):
         ({"type": "explain", "id": "a"}, "id", "not a known field"),
         ({"type": "metrics", "interval_ms": 9}, "interval_ms", "from 10"),
         ({"type": "metrics", "interval": 9}, "interval", "did you mean interval_ms?"),
-        ({"type": 1, "id": "a"}, "type", "generate, hello, cancel"),
-        ({"type": None}, "type", "generate, hello, cancel"),
+        ({"type": 1, "id": "a"}, "type", "generate, embed, rerank, hello"),
+        ({"type": None}, "type", "generate, embed, rerank, hello"),
     ],
 )
 def test_a_request_that_does_not_add_up_is_refused(document, field, words):

@@ -5,6 +5,7 @@ import pytest
 
 from uma_protocol import (
     Cancel,
+    Embed,
     Explain,
     Generate,
     GetMetrics,
@@ -12,12 +13,26 @@ from uma_protocol import (
     ListSessions,
     Prefix,
     Request,
+    Rerank,
     SetPriority,
     Token,
 )
 from uma_protocol.fields import FIELDS
 
-REQUESTS = [Hello, Generate, Cancel, SetPriority, ListSessions, Explain, Prefix, GetMetrics]
+REQUESTS = [
+    *(
+        Hello,
+        Generate,
+        Embed,
+        Rerank,
+        Cancel,
+        SetPriority,
+        ListSessions,
+        Explain,
+        Prefix,
+        GetMetrics,
+    )
+]
 
 
 @pytest.mark.parametrize("value", [Token("a", "b", 1), Generate("a", prompt="b")])

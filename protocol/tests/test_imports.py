@@ -15,6 +15,7 @@ LADDER = [
     "errors",
     "chats",
     "stories",
+    "infos",
     "events",
     "states",
     "inputs",
@@ -23,7 +24,9 @@ LADDER = [
     "fields",
     "scan",
     "codec",
+    "running",
     "connection",
+    "samples",
     "testing",
 ]
 # Parts of the standard library that a library without I/O has no business with.

@@ -108,6 +108,8 @@ def test_the_samples_have_one_of_everything():
     """Whoever tests against the samples has met every request and every event."""
     assert {type(request).__name__ for request, _ in REQUESTS} == {
         "Generate",
+        "Embed",
+        "Rerank",
         "Hello",
         "Cancel",
         "SetPriority",
@@ -119,6 +121,8 @@ def test_the_samples_have_one_of_everything():
     assert {type(event).__name__ for event, _ in EVENTS} == {
         "Token",
         "End",
+        "Vectors",
+        "Scores",
         "Eos",
         "Error",
         "Ok",

@@ -1,8 +1,8 @@
 """The uma-trio wire protocol, without I/O: frames, strict JSON, and a state machine.
 
 `Connection` is where to begin. The modules form a ladder, each knowing only those before it:
-errors, chats, stories, events, states, inputs, frames, rules, fields, scan, codec, connection,
-testing.
+errors, chats, stories, infos, events, states, inputs, frames, rules, fields, scan, codec, running,
+connection, samples, testing.
 """
 
 from .codec import (
@@ -31,6 +31,7 @@ from .events import (
     Cancel,
     ConnectionClosed,
     Effort,
+    Embed,
     End,
     Eos,
     Error,
@@ -58,6 +59,9 @@ from .events import (
     Priority,
     Reason,
     Request,
+    Rerank,
+    Score,
+    Scores,
     SessionInfo,
     Sessions,
     SetPriority,
@@ -72,6 +76,8 @@ from .events import (
     ToolCall,
     ToolMode,
     Usage,
+    Vectors,
+    Work,
 )
 from .frames import DEFAULT_MAX_FRAME_BYTES, FrameReader, frame
 from .scan import MAX_DEPTH
@@ -95,6 +101,7 @@ __all__ = [
     "Connection",
     "ConnectionClosed",
     "Effort",
+    "Embed",
     "End",
     "Eos",
     "Error",
@@ -129,7 +136,10 @@ __all__ = [
     "Reason",
     "RemoteProtocolError",
     "Request",
+    "Rerank",
     "Role",
+    "Score",
+    "Scores",
     "ServerState",
     "SessionInfo",
     "Sessions",
@@ -145,6 +155,8 @@ __all__ = [
     "ToolCall",
     "ToolMode",
     "Usage",
+    "Vectors",
+    "Work",
     "decode_event",
     "decode_request",
     "encode_event",

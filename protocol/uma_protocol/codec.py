@@ -20,6 +20,7 @@ import msgspec
 from .errors import Code, LocalProtocolError, RemoteProtocolError
 from .events import (
     Cancel,
+    Embed,
     End,
     Eos,
     Error,
@@ -33,11 +34,14 @@ from .events import (
     Ok,
     Prefix,
     Request,
+    Rerank,
+    Scores,
     SetPriority,
     Slo,
     Token,
     Tool,
     ToolCall,
+    Vectors,
 )
 from .fields import FIELDS, check_request, is_id
 from .rules import nearest, shown
@@ -184,8 +188,18 @@ def _message(document: dict[str, Any]) -> Message:
     return Message(**document, calls=calls)
 
 
+def _embed(document: dict[str, Any]) -> Embed:
+    return Embed(**{**document, "input": tuple(document["input"])})
+
+
+def _rerank(document: dict[str, Any]) -> Rerank:
+    return Rerank(**{**document, "documents": tuple(document["documents"])})
+
+
 _BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
     "generate": _generate,
+    "embed": _embed,
+    "rerank": _rerank,
     "hello": lambda document: Hello(**document),
     "cancel": lambda document: Cancel(**document),
     "priority": lambda document: SetPriority(**document),
@@ -384,5 +398,9 @@ _SHAPES: dict[type, Callable[[Any], dict[str, Any]]] = {
     End: _end,
     Eos: _eos,
     Error: _error,
+    Vectors: lambda event: _present(
+        id=event.id, event="vectors", first=event.first, vectors=event.vectors
+    ),
+    Scores: lambda event: _present(id=event.id, event="scores", scores=event.scores),
     Ok: lambda event: _present(id=event.id, event="ok"),
 }

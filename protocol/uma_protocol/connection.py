@@ -29,18 +29,17 @@ from .errors import CODES, Code, LocalProtocolError, ProtocolError, RemoteProtoc
 from .events import (
     Cancel,
     ConnectionClosed,
-    End,
-    Eos,
     Error,
     Event,
-    Generate,
     GetMetrics,
     Hello,
     Request,
     SetPriority,
+    Work,
 )
 from .frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameReader, frame
 from .inputs import EVENTS, REQUESTS, input_of
+from .running import OpenRequest
 from .states import INVISIBLE, ClientState, Input, Machine, Role, ServerState, State
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ PAUSED: Literal[Pause.PAUSED] = Pause.PAUSED
 _CLOSED = ConnectionClosed()
 _DONE = frozenset({ServerState.DONE, ClientState.DONE})
 _ERROR = frozenset({ServerState.ERROR, ClientState.ERROR})
-_OF_A_REQUEST = frozenset({Input.TOKEN, Input.END, Input.EOS})
+_OF_A_REQUEST = frozenset({Input.TOKEN, Input.END, Input.RESULT, Input.EOS})
 
 
 class Connection:
@@ -110,9 +109,7 @@ class Connection:
         self._max_frame_bytes = max_frame_bytes
         if self._waits_for_hello:
             self._reader.max_frame_bytes = min(MAX_HELLO_BYTES, max_frame_bytes)
-        self._request_id: str | None = None
-        self._n = 1
-        self._open: set[int] = set()  # choices of it that are not at their end
+        self._running = OpenRequest()
         self._refused_in_a_row = 0
         self._eof = False
         self._fault: RemoteProtocolError | None = None
@@ -134,12 +131,12 @@ class Connection:
     @property
     def request_id(self) -> str | None:
         """The id of the running request, or None. In ERROR: of the request that was interrupted."""
-        return self._request_id
+        return self._running.id
 
     @property
     def open_choices(self) -> frozenset[int]:
         """The choices of the running request that have not ended."""
-        return frozenset(self._open)
+        return frozenset(self._running.open)
 
     @property
     def mid_frame(self) -> bool:
@@ -228,7 +225,7 @@ class Connection:
 
     def _read_request(self, payload: bytes) -> Request:
         request = decode_request(payload)
-        running = self._request_id
+        running = self._running.id
         if isinstance(request, Hello):
             self._check_hello(request)
         elif self._waits_for_hello:
@@ -237,14 +234,14 @@ class Connection:
                 "no token was shown",
                 request_id=getattr(request, "id", None),
             )
-        elif isinstance(request, Generate):
+        elif isinstance(request, Work):
             if running is not None:
                 raise RemoteProtocolError(
                     Code.E_PROTO_004,
                     "a request already runs on this connection: wait for its eos, or open another",
                     request_id=request.id,
                 )
-            self._begin(request)
+            self._running.begin(request)
         elif isinstance(request, Cancel | SetPriority):
             if request.id is not None and request.id != running:
                 raise RemoteProtocolError(
@@ -281,10 +278,10 @@ class Connection:
                 Code.E_PROTO_003,
                 f"the daemon sent {happened.value} while this client is in {self.state.name}",
             )
-        if happened in _OF_A_REQUEST and (problem := self._astray(event)) is not None:
+        if happened in _OF_A_REQUEST and (problem := self._running.astray(event)) is not None:
             raise RemoteProtocolError(Code.E_PROTO_005, f"the daemon sent {problem}")
         self._feed(happened)
-        self._follow(event)
+        self._running.follow(event)
         return event
 
     # --- bytes out ---
@@ -309,10 +306,10 @@ class Connection:
         if happened in _OF_A_REQUEST or happened is Input.ADMIN:
             self._check_id(event, happened)
         self._feed(happened)
-        if isinstance(event, Generate):
-            self._begin(event)
+        if isinstance(event, Work):
+            self._running.begin(event)
         else:
-            self._follow(event)
+            self._running.follow(event)
         return frame(payload)
 
     def opening(self) -> bytes:
@@ -328,12 +325,12 @@ class Connection:
         if not self._ours.allows(happened):
             return
         if happened is not Input.ADMIN:
-            problem = self._astray(event)
+            problem = self._running.astray(event)
             if problem is not None:
                 raise self._illegal(f"a server does not send {problem}")
             return
         named = getattr(event, "id", None)
-        if named is not None and named != self._request_id:
+        if named is not None and named != self._running.id:
             # The request may have ended a moment ago. That is no reason to lose the connection.
             raise LocalProtocolError(
                 Code.E_PROTO_005,
@@ -341,32 +338,6 @@ class Connection:
                 field="id",
                 request_id=named,
             )
-
-    # --- the request that runs ---
-
-    def _begin(self, request: Generate) -> None:
-        self._request_id, self._n = request.id, request.n
-        self._open = set(range(request.n))
-
-    def _astray(self, event: Any) -> str | None:
-        """What is wrong with an event that is said to be of the request that runs, in words."""
-        if event.id != self._request_id:
-            return "an event of a request that does not run here"
-        if type(event) is Eos:
-            return "eos before the end of each choice" if self._n > 1 and self._open else None
-        if event.choice not in self._open:
-            return "an event of a choice that is over, or that nobody asked for"
-        if type(event) is End and self._n == 1:
-            return "the end of a choice that is the only one"
-        return None
-
-    def _follow(self, event: Request | Event) -> None:
-        """Note which choice, or that the request, is over with an event."""
-        if type(event) is End:
-            self._open.discard(event.choice)
-        elif type(event) is Eos:
-            self._request_id = None
-            self._open = set()
 
     # --- other inputs ---
 
@@ -433,7 +404,7 @@ class Connection:
         exc.fatal = (
             exc.fatal
             or not self._is_server
-            or CODES[exc.code].fatality.ends(idle=self._request_id is None)
+            or CODES[exc.code].fatality.ends(idle=self._running.id is None)
             or self._refused_in_a_row >= MAX_REFUSED_IN_A_ROW
         )
         if exc.fatal:

@@ -20,6 +20,10 @@ from .chats import Speaker as Speaker
 from .chats import Tool as Tool
 from .chats import ToolCall as ToolCall
 from .chats import ToolMode as ToolMode
+from .infos import MemoryInfo as MemoryInfo
+from .infos import ModelInfo as ModelInfo
+from .infos import PrefixInfo as PrefixInfo
+from .infos import SessionInfo as SessionInfo
 from .stories import BeginningInfo as BeginningInfo
 from .stories import GapInfo as GapInfo
 from .stories import ItemInfo as ItemInfo
@@ -68,74 +72,6 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_ms: float | None = None
     total_ms: float
     tokens_per_s: float
-
-
-class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A live request, as the request `sessions` lists it. `request` is the server's handle.
-
-    It is computed `ahead_ms` ahead of the tokens shown to its reader. Each choice of a request is
-    listed separately, with its own handle. `awaits` is what somebody waits for: tokens, answer, nothing.
-    `cached_tokens` of its prompt were not computed. `waits` is what it waits for at the moment, if for anything.
-    """
-
-    request: int
-    id: str
-    app: str | None = None
-    pid: int | None = None
-    uid: int | None = None
-    state: str
-    lane: str
-    prompt_tokens: int
-    computed_tokens: int
-    completion_tokens: int
-    tokens_per_s: float
-    age_ms: float
-    ahead_ms: float = 0.0
-    choice: int = 0
-    awaits: str = "tokens"
-    cached_tokens: int = 0
-    waits: str = ""
-
-
-class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The KV cache in cells, and the prefixes that are kept: leaves in these cells, and saved pages."""
-
-    cells_used: int
-    cells_reserved: int
-    cells_total: int
-    leaves: int = 0
-    leaf_tokens: int = 0
-    pages: int = 0
-    page_bytes: int = 0
-
-
-class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model of the daemon. It `gives` text, vectors or scores; `n_ctx` is the most tokens of one request."""
-
-    name: str
-    state: str = "loaded"
-    gives: str = "text"
-    size_bytes: int
-    n_ctx: int
-
-
-class PrefixInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The cached prefixes of this user: shared by all its processes, or of one `cache`.
-
-    `tokens` are saved in `pages`, and `leaf_tokens` are in the KV cache. Of the `asked_tokens` of
-    prompts so far, `cached_tokens` were cached; twice the `--prefix-ram` would have cached
-    `missed_tokens` more.
-    """
-
-    cache: str | None = None
-    pages: int
-    tokens: int
-    bytes: int
-    leaf_tokens: int
-    sessions: tuple[str, ...] = ()
-    asked_tokens: int = 0
-    cached_tokens: int = 0
-    missed_tokens: int = 0
 
 
 class _Request(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
@@ -188,6 +124,27 @@ class Generate(_Request, frozen=True, tag="generate"):
     metadata: dict[str, Any] | None = None
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
+
+
+class Embed(_Request, frozen=True, kw_only=True, tag="embed"):
+    """Request a vector of each text, of length 1. The answer is :class:`Vectors`, then :class:`Eos`."""
+
+    id: str
+    model: str | None = None
+    dimensions: int | None = None
+    truncate: bool = False
+    input: tuple[str, ...]
+
+
+class Rerank(_Request, frozen=True, kw_only=True, tag="rerank"):
+    """Request how well each document fits a query. The answer is :class:`Scores`, then :class:`Eos`."""
+
+    id: str
+    model: str | None = None
+    top_n: int | None = None
+    truncate: bool = False
+    query: str
+    documents: tuple[str, ...]
 
 
 class Hello(_Request, frozen=True, tag="hello"):
@@ -332,6 +289,32 @@ class Eos(_Event, frozen=True, tag="eos"):
     calls: tuple[ToolCall, ...] = ()
 
 
+class Vectors(_Event, frozen=True, tag="vectors"):
+    """Vectors of some texts of an `embed` request, those from number `first` on.
+
+    Each is the float32 of one vector, little-endian, sent in base64. All vectors of a request come in the
+    order of its texts.
+    """
+
+    id: str
+    first: int
+    vectors: tuple[bytes, ...]
+
+
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    """The number of a document, from 0, and how well it fits. It is sent as a list of these two."""
+
+    index: int
+    score: float
+
+
+class Scores(_Event, frozen=True, tag="scores"):
+    """Documents of a `rerank` request, the best first. What a score means depends on the model."""
+
+    id: str
+    scores: tuple[Score, ...]
+
+
 class Error(_Event, frozen=True, tag="error"):
     """A refusal or a fault. If `fatal`, the connection closes after it."""
 
@@ -392,11 +375,27 @@ class ConnectionClosed(msgspec.Struct, frozen=True):
     """The peer sends nothing more. It is not on the wire; it stands for the end of file."""
 
 
-Request = Hello | Generate | Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics
+Work = Generate | Embed | Rerank
+"""Requests that are computed: one at a time on a connection, and each ends with :class:`Eos`."""
+
+Request = (
+    Hello
+    | Generate
+    | Embed
+    | Rerank
+    | Cancel
+    | SetPriority
+    | ListSessions
+    | Explain
+    | Prefix
+    | GetMetrics
+)
 """What a client sends."""
 
 Admin = Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics
-"""Requests that ask for no text; they are answered also while a request runs."""
+"""Requests that compute nothing; they are answered also while a request runs."""
 
-Event = Token | End | Eos | Error | Ok | Sessions | Explanation | Prefixes | Metrics
+Event = (
+    Token | End | Vectors | Scores | Eos | Error | Ok | Sessions | Explanation | Prefixes | Metrics
+)
 """What a server sends."""

@@ -44,6 +44,7 @@ MAX_CHOICES = 256
 MAX_CHOICE_BYTES = 4096
 MAX_METADATA_BYTES = 4096
 MAX_TICKS = 1000
+MAX_TEXTS = 4000
 MAX_TOOLS = 128
 _MOST_PIN_S = 86_400
 _HOUR_MS = 3_600_000
@@ -60,6 +61,9 @@ _SLO = Record(
     Field("target_tbt_ms", _MILLISECONDS, "time between tokens"),
 )
 _SHAPE = Text(1, MAX_SHAPE_BYTES)
+_TEXTS = ListOf(1, MAX_TEXTS, Text(1), "strings that are not empty")
+_WHOSE = Field("id", _ID, "chosen by the client; every event of the request repeats it", True)
+_ENCODER = Field("model", _LABEL, "if given, must be a name of the loaded model for this")
 _PENALTY = Number(-2, 2)
 _BIAS = ByToken(MAX_BIASES, Number(-MAX_BIAS, MAX_BIAS))
 _CALL = Record(
@@ -89,7 +93,7 @@ _TOOL = Record(
 FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
     {
         "generate": (
-            Field("id", _ID, "chosen by the client; every event of the request repeats it", True),
+            _WHOSE,
             Field("session", _LABEL, "sticky key of a conversation"),
             Field(
                 "cache",
@@ -263,6 +267,33 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 ListOf(1, 1024, _MESSAGE, "objects with `role` and `content`"),
                 "a chat, rendered with the model's chat template",
             ),
+        ),
+        "embed": (
+            _WHOSE,
+            _ENCODER,
+            Field(
+                "dimensions",
+                Integer(1, MAX_INT32),
+                "keeps the first numbers of each vector, normalised again: for models that were trained for it",
+            ),
+            Field(
+                "truncate",
+                Flag(),
+                "default false; true cuts the end of a text that is too long for the model",
+            ),
+            Field("input", _TEXTS, "the texts", True),
+        ),
+        "rerank": (
+            _WHOSE,
+            _ENCODER,
+            Field("top_n", Integer(1, MAX_INT32), "how many documents to return; default: all"),
+            Field(
+                "truncate",
+                Flag(),
+                "default false; true cuts the end of a document that is too long for the model",
+            ),
+            Field("query", Text(1), "what documents are compared with", True),
+            Field("documents", _TEXTS, "the documents", True),
         ),
         "hello": (
             Field(

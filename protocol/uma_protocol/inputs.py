@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .events import (
     Cancel,
+    Embed,
     End,
     Eos,
     Error,
@@ -22,9 +23,12 @@ from .events import (
     Prefix,
     Prefixes,
     Request,
+    Rerank,
+    Scores,
     Sessions,
     SetPriority,
     Token,
+    Vectors,
 )
 from .states import Input
 
@@ -35,6 +39,8 @@ REQUESTS: Mapping[type, Input] = MappingProxyType(
     {
         Hello: Input.HELLO,
         Generate: Input.REQUEST,
+        Embed: Input.REQUEST,
+        Rerank: Input.REQUEST,
         Cancel: Input.ADMIN,
         SetPriority: Input.ADMIN,
         ListSessions: Input.ADMIN,
@@ -49,6 +55,8 @@ EVENTS: Mapping[type, Input] = MappingProxyType(
     {
         Token: Input.TOKEN,
         End: Input.END,
+        Vectors: Input.RESULT,
+        Scores: Input.RESULT,
         Eos: Input.EOS,
         Error: Input.REPLY,  # unless it is fatal
         Ok: Input.REPLY,

@@ -9,8 +9,8 @@ client asks, the server reads the prompt (PREFILL), produces tokens (DECODE), ha
 socket (STREAM), says that it is done, and both begin again. The two ends see different parts of
 that loop. Only the server knows when the prompt has been computed and when its buffers are empty;
 the client sees the same moments as "no token yet" and "tokens are coming". So there is one table
-per role, and inputs are named by what happens, not by who makes it happen: REQUEST is "a generate
-request crosses the wire", for the one a send and for the other a receipt.
+per role, and inputs are named by what happens, not by who makes it happen: REQUEST is "a request that is
+computed crosses the wire", for the one a send and for the other a receipt.
 
 Where the server asks for a token, the life begins before the loop: nothing but a HELLO with the right
 one leads into it, and `connection` compares. Elsewhere a HELLO is legal at the beginning and without
@@ -35,6 +35,8 @@ Things worth knowing when reading the tables:
   and which of them are over is counted in `connection`; these tables know one request. A choice may
   end in PREFILL: it failed, or was cancelled. An `eos` is for the connection to refuse as long as a
   choice is open.
+- RESULT is vectors or scores, what `embed` and `rerank` ask for. Such a request has no tokens: it stays in
+  PREFILL until its `eos`. Which results a request has is counted in `connection`.
 - BREAK is everything after which the byte stream cannot be trusted: a broken frame, a write that
   failed, an illegal event of our own. FATAL is the `error` event that says so. A server in ERROR
   may say FATAL once, as its last word. Once, because its mirror of the client has no such cell in
@@ -97,13 +99,14 @@ class Input(Enum):
     """What can happen to a connection. The value is the label in diagrams and error messages."""
 
     HELLO = "hello"
-    REQUEST = "generate request"
+    REQUEST = "request"
     ADMIN = "admin request"
     REPLY = "admin answer"
     PROMPT_DONE = "prompt done"
     TOKEN = "token"  # noqa: S105 - not that kind of token
     FLUSHED = "all flushed"
     END = "end of a choice"
+    RESULT = "vectors or scores"
     EOS = "eos"
     NEXT_CYCLE = "next cycle"
     FATAL = "fatal error"
@@ -135,6 +138,7 @@ SERVER: Mapping[tuple[State, Input], State] = MappingProxyType(
         #
         (_S.PREFILL, _I.PROMPT_DONE): _S.DECODE,
         (_S.PREFILL, _I.END): _S.PREFILL,
+        (_S.PREFILL, _I.RESULT): _S.PREFILL,
         (_S.PREFILL, _I.EOS): _S.DONE,
         (_S.PREFILL, _I.ADMIN): _S.PREFILL,
         (_S.PREFILL, _I.REPLY): _S.PREFILL,
@@ -188,6 +192,7 @@ CLIENT: Mapping[tuple[State, Input], State] = MappingProxyType(
         #
         (_C.AWAIT, _I.TOKEN): _C.STREAMING,
         (_C.AWAIT, _I.END): _C.AWAIT,
+        (_C.AWAIT, _I.RESULT): _C.AWAIT,
         (_C.AWAIT, _I.EOS): _C.DONE,
         (_C.AWAIT, _I.ADMIN): _C.AWAIT,
         (_C.AWAIT, _I.REPLY): _C.AWAIT,

@@ -23,7 +23,7 @@ LEAST: Final = 8
 _NOTHING: Final = np.zeros(0, np.int32)
 
 
-class Beginning:
+class KeptPrefix:
     """The beginning that is kept in one memory. With `keeps` False nothing is: state cannot be cut off behind it."""
 
     def __init__(self, memory: int, *, keeps: bool) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from attrs import frozen
 
 from uma_trio.backend import _llama_lib as lib
-from uma_trio.backend._llama_beginning import KEPT, MOST, Beginning
+from uma_trio.backend._llama_beginning import KEPT, MOST, KeptPrefix
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import LogSink
 from uma_trio.backend._llama_options import FLASH_ON, MAX_SLOTS
@@ -50,7 +50,7 @@ _NOTHING: Final = (-1, 0)  # the file does not say, or says none
 
 
 @frozen
-class Room:
+class EncoderRoom:
     """The longest input in tokens, the tokens that are computed at once, and the cells of a KV cache (0: none)."""
 
     longest: int
@@ -58,22 +58,22 @@ class Room:
     cells: int = 0
 
 
-def room_of(header: GgufHeader, *, cached: bool) -> Room:
+def room_of(header: GgufHeader, *, cached: bool) -> EncoderRoom:
     """Return what a model gets, with a KV cache or without."""
     trained = header.number("context_length", 1)
     if not cached:
         longest = max(1, min(trained, MAX_CONTEXT))
-        return Room(longest, max(longest, _LEAST_ROWS))
+        return EncoderRoom(longest, max(longest, _LEAST_ROWS))
     longest = max(1, min(trained, MAX_CAUSAL))
-    return Room(longest, CHUNK, max(longest, CHUNK) + MOST)
+    return EncoderRoom(longest, CHUNK, max(longest, CHUNK) + MOST)
 
 
-def cache_bytes(header: GgufHeader, room: Room) -> int:
+def cache_bytes(header: GgufHeader, room: EncoderRoom) -> int:
     """Return the bytes of the KV cache of an encoder; 0 if it has none."""
     return kv_bytes(header, room.cells, _KV_TYPE)
 
 
-def context_params(room: Room, threads: int, pooling: int, parts: Parts | None) -> Any:
+def context_params(room: EncoderRoom, threads: int, pooling: int, parts: Parts | None) -> Any:
     """Return the parameters of an encoder's context."""
     params = llama.llama_context_default_params()
     params.n_batch = params.n_ubatch = room.rows
@@ -102,7 +102,7 @@ class LlamaEncoder:
     """See :class:`uma_trio.backend.encoder.EncoderModel`. Made by :meth:`load`."""
 
     def __init__(
-        self, model: ModelHandle, context: int, info: EncoderInfo, room: Room, parts: Parts
+        self, model: ModelHandle, context: int, info: EncoderInfo, room: EncoderRoom, parts: Parts
     ) -> None:
         self.info = info
         self.vocabulary = LlamaVocabulary(model)
@@ -111,7 +111,7 @@ class LlamaEncoder:
         header = read_header(Path(info.path))
         self._room = room
         keeps = attention_only(header) and not sliding_window(header)
-        self._beginning = Beginning(self._memory, keeps=keeps) if self._memory else None
+        self._beginning = KeptPrefix(self._memory, keeps=keeps) if self._memory else None
         self._rows = Rows(self._room.rows)
         self._parts = parts
         self._inputs: Sequence[IntArray] = ()
@@ -246,7 +246,7 @@ def load_weights(path: Path, *, no_alloc: bool = False) -> ModelHandle:
 
 def make_encoder_context(
     model: ModelHandle, path: Path, threads: int, parts: Parts | None = None
-) -> tuple[int, EncoderInfo, Room]:
+) -> tuple[int, EncoderInfo, EncoderRoom]:
     """Make the context of an encoder. Raises :class:`ModelError`."""
     header = read_header(path)
     pooling = pooling_of(header)
@@ -275,7 +275,7 @@ def _new_context(model: ModelHandle, path: Path, params: Any) -> int:
     return int(context)
 
 
-def _info(handle: ModelHandle, context: int, header: GgufHeader, room: Room) -> EncoderInfo:
+def _info(handle: ModelHandle, context: int, header: GgufHeader, room: EncoderRoom) -> EncoderInfo:
     model, path = handle.pointer, header.path
     text = ctypes.create_string_buffer(256)
     llama.llama_model_desc(model, text, len(text))

@@ -24,7 +24,20 @@ from uma_trio.config.errors import ConfigError
 
 #: Verbs whose plain command lines need no cyclopts.
 _QUICK = frozenset(
-    {"chat", "explain", "metrics", "models", "prefix", "priority", "ps", "run", "stop", "top"}
+    {
+        "chat",
+        "embed",
+        "explain",
+        "metrics",
+        "models",
+        "prefix",
+        "priority",
+        "ps",
+        "rerank",
+        "run",
+        "stop",
+        "top",
+    }
 )
 
 

@@ -14,6 +14,8 @@ VERBS: Mapping[str, str] = {
     "models": "List the models on this machine, and which of them fit.",
     "chat": "Talk with the model in the terminal.",
     "run": "Send one prompt and print the answer as it comes.",
+    "embed": "Print the vectors of texts.",
+    "rerank": "Print documents by how well they fit a query.",
     "ps": "Show the requests in progress.",
     "top": "Watch requests, the batch, memory and models.",
     "priority": "Move a request to the interactive or the background lane.",

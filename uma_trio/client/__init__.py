@@ -21,12 +21,14 @@ from uma_protocol import (
     Explanation,
     Logprobs,
     Message,
+    Score,
     SessionInfo,
     Slo,
     Token,
     Tool,
     ToolCall,
 )
+from uma_trio.client.encoding import Embeddings, Ranking
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.request import HELD_BACK, Chat, Params
 from uma_trio.client.script import generate_sync
@@ -43,6 +45,7 @@ __all__ = [
     "Chat",
     "Client",
     "ConnectionFailed",
+    "Embeddings",
     "End",
     "Eos",
     "Explanation",
@@ -50,6 +53,8 @@ __all__ = [
     "Logprobs",
     "Message",
     "Params",
+    "Ranking",
+    "Score",
     "ServerError",
     "SessionInfo",
     "Slo",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from array import array
+from collections.abc import Iterable
 from typing import Any, ClassVar, Self, Unpack
 
 from uma_protocol import (
@@ -28,11 +30,26 @@ from uma_protocol import (
     Prefixes,
     Priority,
     Request,
+    Score,
+    Scores,
     SessionInfo,
     Sessions,
     SetPriority,
     Token,
     ToolCall,
+    Vectors,
+    Work,
+)
+from uma_trio.client.encoding import (
+    Embeddings,
+    Item,
+    Ranking,
+    counted,
+    embed_requests,
+    prompt_tokens,
+    rerank_requests,
+    scores_of,
+    vectors_of,
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.link import Link, pauses
@@ -76,6 +93,59 @@ class AnyClient:
             uma_protocol.LocalProtocolError: the protocol does not allow a value.
         """
         return Generation(self, build_request(prompt, messages, params))
+
+    async def embed(
+        self,
+        texts: str | Iterable[str],
+        *,
+        model: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+    ) -> Embeddings:
+        """Return a vector of each text. Many texts are sent in several requests, one after another.
+
+        With `dimensions` vectors keep their first numbers, normalised again. With `truncate` a text that is too
+        long for the model loses its end. Cancelled, it ends what the daemon computes for it.
+
+        Raises:
+            ServerError: no model makes vectors, a text is too long, or the daemon could not compute it.
+            uma_protocol.LocalProtocolError: the protocol does not allow a value, such as an empty text.
+            trio.BusyResourceError (trio), RuntimeError (asyncio): a generation runs on this connection.
+        """
+        every: list[array[float]] = []
+        n_tokens = 0
+        given = (texts,) if isinstance(texts, str) else texts
+        for request in embed_requests(given, model=model, dimensions=dimensions, truncate=truncate):
+            run = Run(request)
+            every += vectors_of(await self._items(run, len(every)))
+            n_tokens += prompt_tokens(run.eos)
+        return Embeddings(every, n_tokens)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        model: str | None = None,
+        top_n: int | None = None,
+        truncate: bool = False,
+    ) -> Ranking:
+        """Return how well documents fit a query, the best first; the best `top_n` if it is given.
+
+        Raises:
+            ServerError: no model makes scores, a text is too long, or the daemon could not compute it.
+            uma_protocol.LocalProtocolError, trio.BusyResourceError, RuntimeError: as :meth:`embed`.
+        """
+        scores: list[Score] = []
+        n_tokens = first = 0
+        for request in rerank_requests(
+            query, documents, model=model, top_n=top_n, truncate=truncate
+        ):
+            run = Run(request)
+            scores += scores_of(await self._items(run, first), first)
+            n_tokens, first = n_tokens + prompt_tokens(run.eos), first + len(request.documents)
+        scores.sort(key=lambda score: -score.score)
+        return Ranking(scores[:top_n], n_tokens)
 
     async def metrics(self) -> dict[str, Any]:
         """Return the daemon's metrics. May be called while a generation runs."""
@@ -173,10 +243,26 @@ class AnyClient:
             raise ServerError.of(answer)
         return answer
 
+    async def _items(self, run: Run, first: int) -> list[Item]:
+        """Return all that comes before the end of a request; interrupted, it ends the request.
+
+        Its texts are those from number `first` on, which errors count from.
+        """
+        found: list[Item] = []
+        try:
+            while (item := await self.next_item(run)) is not None:
+                found.append(item)
+        except ServerError as error:
+            raise counted(error, first) from None
+        except BaseException:
+            await self.leave(run)
+            raise
+        return found
+
     # --- for Generation ---
 
-    async def next_token(self, run: Run) -> Token | None:
-        """Return the next token of `run`, or None at its end. Sends the request first if necessary.
+    async def next_item(self, run: Run) -> Item | None:
+        """Return what comes next of `run`, or None at its end. Sends the request first if necessary.
 
         Raises:
             ServerError, ConnectionFailed: the request ended with this error.
@@ -250,14 +336,14 @@ class AnyClient:
             while not run.over:
                 await self._receive(run)
 
-    async def _receive(self, run: Run) -> Token | None:
+    async def _receive(self, run: Run) -> Item | None:
         link = self._link
         if link is None:
             raise ConnectionFailed("the client is closed")
         while True:
             event = await link.next_event()
-            if isinstance(event, Token):
-                run.n_tokens += 1
+            if isinstance(event, Token | Vectors | Scores):
+                run.n_items += 1
                 return event
             if isinstance(event, End):
                 run.ends[event.choice] = event
@@ -279,7 +365,7 @@ class AnyClient:
         return held_back(eos)
 
     def _may_retry(self, run: Run, exc: Exception) -> bool:
-        if not self._reconnect or run.n_tokens or run.ends or run.eos is not None:
+        if not self._reconnect or run.n_items or run.ends or run.eos is not None:
             return False
         return not isinstance(exc, ServerError) or exc.retryable
 
@@ -304,7 +390,7 @@ class Generation:
 
     def __init__(self, client: AnyClient, request: Generate) -> None:
         self._client = client
-        self._run = Run(request)
+        self._run, self._n = Run(request), request.n
         self._thread = threading.get_ident()
 
     @property
@@ -337,7 +423,7 @@ class Generation:
         Raises:
             ServerError: one of the answers failed; `ends` has the end of each.
         """
-        texts: list[list[str]] = [[] for _ in range(self._run.request.n)]
+        texts: list[list[str]] = [[] for _ in range(self._n)]
         async for token in self:
             texts[token.choice].append(token.text)
         return ["".join(pieces) for pieces in texts]
@@ -354,7 +440,7 @@ class Generation:
         return () if self.eos is None else self.eos.calls
 
     def _only(self, instead: str) -> None:
-        n = self._run.request.n
+        n = self._n
         if n > 1:
             raise ValueError(f"there are {n} answers to this request; use {instead}")
 
@@ -377,11 +463,11 @@ class Generation:
             await self._client.loop.checkpoint()
             raise StopAsyncIteration
         try:
-            token = await self._client.next_token(run)
+            token = await self._client.next_item(run)
         except self._client.loop.cancelled:
             await self._client.leave(run)
             raise
-        if token is None:
+        if not isinstance(token, Token):  # None: nothing else answers a `generate`
             raise StopAsyncIteration
         return token
 
@@ -395,25 +481,25 @@ class Generation:
 
 
 class Run:
-    """The state of one request that a client and a generation share."""
+    """The state of one request that a client shares with who waits for its answer."""
 
     __slots__ = (
         "abandoned",
         "cancel_sent",
         "ends",
         "eos",
-        "n_tokens",
+        "n_items",
         "over",
         "request",
         "started",
     )
 
-    def __init__(self, request: Generate) -> None:
+    def __init__(self, request: Work) -> None:
         self.request = request
         self.started = False  # it is sent, and the daemon works on it
         self.over = False  # nothing more will come
         self.abandoned = False  # nobody reads it any more
         self.cancel_sent = False
-        self.n_tokens = 0
+        self.n_items = 0
         self.ends: dict[int, End] = {}
         self.eos: Eos | None = None

@@ -19,7 +19,7 @@ from uma_trio.http.tokens import ids_of, kinds_of
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.embedding import EUCLID, Embedder, Input, Vectors, normalised
+from uma_trio.service.embedding import EUCLID, Embedder, Input, VectorRows, normalised
 
 _NUMBERS: Final = 8_192
 """Numbers that are written while the GIL is held: about a millisecond."""
@@ -259,7 +259,7 @@ def _written(vectors: NDArray[np.float32]) -> Sequence[bytes]:
     return rows
 
 
-def _openai(vectors: NDArray[np.float32], found: Vectors, model: str, *, as_text: bool) -> bytes:
+def _openai(vectors: NDArray[np.float32], found: VectorRows, model: str, *, as_text: bool) -> bytes:
     if as_text:
         rows: Sequence[bytes] = _written(vectors)
     else:

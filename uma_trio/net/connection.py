@@ -2,7 +2,7 @@
 
 A :class:`Connection` owns the transport, the protocol object and three tasks. The reader half
 always reads, so a client that leaves is noticed in every state; it answers admin requests on the
-spot and hands `generate` requests to the request task. That task follows one request after the
+spot and hands requests that are computed to the request task. That task follows one after the
 other from its frame to its terminal event. The writer half sends what the kernel would not take.
 
 How it ends: everything that ends a connection calls :meth:`Connection.end` or ``_gone``, which
@@ -13,6 +13,7 @@ What it must not know: tokens, models, plans.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import trio
@@ -22,6 +23,7 @@ from uma_protocol import (
     Cancel,
     Code,
     ConnectionClosed,
+    Embed,
     Error,
     Event,
     Explain,
@@ -35,10 +37,12 @@ from uma_protocol import (
     Pause,
     Prefix,
     RemoteProtocolError,
+    Rerank,
     Role,
     Sessions,
     SetPriority,
 )
+from uma_trio.net.encoded import EncodedRequest
 from uma_trio.net.relay import relay
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.service.answers import Answers
@@ -64,6 +68,8 @@ from uma_trio.wire import (
 Answer = TypeVar("Answer")
 Look = Callable[[], Coroutine[Any, Any, Event]]
 """Makes the answer to a question."""
+Relay = Callable[[], Coroutine[Any, Any, None]]
+"""Takes a request to its terminal event."""
 
 
 class Connection:
@@ -99,8 +105,8 @@ class Connection:
         )
         self._scope = trio.CancelScope()
         self._reading = trio.CancelScope()
-        self._requests, self._next_request = trio.open_memory_channel[tuple[Generate, Answers]](1)
-        self._running: Answers | None = None
+        self._requests, self._next_request = trio.open_memory_channel[tuple[str, Relay]](1)
+        self._running: Answers | EncodedRequest | None = None
         self._frame_began: float | None = None
         self._idle_since = trio.current_time()
         self._inspected: trio.Event | None = None
@@ -111,6 +117,8 @@ class Connection:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._on_hello,
             Generate: self._on_generate,
+            Embed: self._on_encode,
+            Rerank: self._on_encode,
             Cancel: self._on_cancel,
             SetPriority: self._on_priority,
             ListSessions: self._on_sessions,
@@ -333,13 +341,27 @@ class Connection:
         """The protocol has compared the token, where one is asked for."""
 
     def _on_generate(self, generate: Generate) -> None:
-        if self._takes_place is not None and not self._takes_place():
-            self.end(too_many(self._settings, generate.id))
+        if not self._has_place(generate.id):
             return
-        self._takes_place = None
         origin = origin_of(generate, self._principal, self._shared.door)
-        self._running = self._service.generate([ask_of(generate)], origin)
-        self._requests.send_nowait((generate, self._running))
+        self._running = answers = self._service.generate([ask_of(generate)], origin)
+        followed = partial(relay, generate, answers, self._protocol, self._writer, self._service)
+        self._requests.send_nowait((generate.id, followed))
+
+    def _on_encode(self, asked: Embed | Rerank) -> None:
+        if not self._has_place(asked.id):
+            return
+        self._running = encoding = EncodedRequest(asked, self._principal, self._service)
+        followed = partial(encoding.relay, self._protocol, self._writer)
+        self._requests.send_nowait((asked.id, followed))
+
+    def _has_place(self, request: str) -> bool:
+        """Return whether the client may have something computed; else it is told why not."""
+        if self._takes_place is not None and not self._takes_place():
+            self.end(too_many(self._settings, request))
+            return False
+        self._takes_place = None
+        return True
 
     def _on_cancel(self, request: Cancel) -> None:
         if request.request is not None:
@@ -459,11 +481,11 @@ class Connection:
     # --- the request between the halves ---
 
     async def _serve_requests(self) -> None:
-        async for generate, answers in self._next_request:
+        async for request, followed in self._next_request:
             try:
-                await relay(generate, answers, self._protocol, self._writer, self._service)
+                await followed()
             except Refusal as refusal:
-                self.end(refusal_event(refusal, generate.id))
+                self.end(refusal_event(refusal, request))
                 return
             except LocalProtocolError:
                 if self._over:

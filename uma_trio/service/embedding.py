@@ -1,4 +1,4 @@
-"""Vectors and scores of texts: what an encoder may be asked, and the way to it and back.
+"""VectorRows and scores of texts: what an encoder may be asked, and the way to it and back.
 
 A request is tokenised in a helper thread, waits with those of other users for the engine, and is answered when the
 last of its inputs is encoded. Cancelled, it leaves the engine's queue.
@@ -43,7 +43,7 @@ Input = str | IntArray | tuple[str | IntArray, ...]
 
 
 @frozen
-class Vectors:
+class VectorRows:
     """``[n_inputs, width]`` numbers, and how many tokens they were made of."""
 
     values: FloatArray
@@ -71,7 +71,7 @@ class Embedder:
 
     async def vectors(
         self, inputs: Sequence[Input], whose: Principal, *, truncate: bool = False
-    ) -> Vectors:
+    ) -> VectorRows:
         """Return a vector of each text or list of tokens, in order. With `truncate` long inputs lose their end.
 
         Raises:
@@ -87,7 +87,7 @@ class Embedder:
 
     async def scores(
         self, query: str, documents: Sequence[str], whose: Principal, *, truncate: bool = False
-    ) -> Vectors:
+    ) -> VectorRows:
         """Return the scores of documents for a query, in order; the first number of each is to be used.
 
         Raises:
@@ -183,7 +183,7 @@ class Embedder:
             why = f"{self._waiting} requests wait for {self.names[0]}; try again"
             raise Refusal(Code.E_LIMIT_003, why, retry_after_s=_AGAIN_S)
 
-    async def _encoded(self, inputs: list[IntArray], whose: Principal) -> Vectors:
+    async def _encoded(self, inputs: list[IntArray], whose: Principal) -> VectorRows:
         order = await self.run_blocking(
             lambda: sorted(range(len(inputs)), key=lambda at: len(inputs[at]), reverse=True)
         )
@@ -217,7 +217,7 @@ class Embedder:
         found = answers[0]
         if found.vectors is None:
             raise Refusal(Code(found.code), found.message)
-        return Vectors(found.vectors, n_tokens)
+        return VectorRows(found.vectors, n_tokens)
 
 
 def normalised(vectors: FloatArray, norm: int = EUCLID) -> FloatArray:

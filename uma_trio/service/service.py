@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 from attrs import evolve
 
 from uma_protocol.errors import Code
-from uma_trio.engine.messages import Snapshot
+from uma_trio.engine.messages import EncoderKind, Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
@@ -39,6 +39,10 @@ _NOT_YOURS = (
     "admin key (--http-admin-key-file)"
 )
 _ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
+_ENCODERS: Final[Mapping[EncoderKind, tuple[str, str]]] = {
+    "embed": ("--embedding-model", "vectors"),
+    "rank": ("--rerank-model", "scores"),
+}
 _STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
 
 
@@ -191,6 +195,22 @@ class Service:
         """Return the model that has a request, or had it recently; else the default one."""
         name = self.directory.name_of(handle).model
         return next((one for one in self._models if one.bounds.model == name), self.default)
+
+    def encoder(self, kind: EncoderKind, name: str | None = None) -> Embedder:
+        """Return the model that makes vectors or scores.
+
+        Raises:
+            Refusal: none is loaded, or it is not called so.
+        """
+        found = self.embedders.get(kind)
+        if found is None:
+            option, makes = _ENCODERS[kind]
+            why = f"no model that makes {makes} is loaded: start the daemon with {option} MODEL"
+            raise Refusal(Code.E_MODEL_002, why)
+        if name is not None and name not in found.names:
+            why = f"no model that makes {_ENCODERS[kind][1]} is called {name[:256]}: this daemon has {found.names[0]}"
+            raise Refusal(Code.E_MODEL_002, why, field="model")
+        return found
 
     # --- requests ---
 
