@@ -25,9 +25,13 @@ _JSON = {"Content-Type": "application/json", "Accept": "application/json"}
 
 @dataclass
 class Stream:
-    """The stream that is read beside everything: when its last part came, and the longest gap."""
+    """The stream that is read beside everything: when its last part came, and the longest gap.
+
+    `pace` is that of the request: ``asap`` shows what the engine does, ``smooth`` what a reader sees.
+    """
 
     port: int
+    pace: str = "asap"
     longest: float = 0.0
     last: float | None = None
     parts: int = 0
@@ -47,7 +51,7 @@ class Stream:
         asked = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True}
         while not self.ended.is_set():
             with contextlib.suppress(OSError, http.client.HTTPException):
-                self._read({**asked, "stream": True, "pace": "asap"})
+                self._read({**asked, "stream": True, "pace": self.pace})
 
     def _read(self, asked: Mapping[str, Any]) -> None:
         with contextlib.closing(parts(self.port, asked)) as read:
@@ -75,9 +79,9 @@ class Felt:
 
 
 @contextlib.contextmanager
-def stream(port: int) -> Iterator[Stream]:
+def stream(port: int, pace: str = "asap") -> Iterator[Stream]:
     """Read a stream of the daemon on `port` for as long as the block lasts; it has begun when this returns."""
-    read = Stream(port)
+    read = Stream(port, pace)
     reader = threading.Thread(target=read.run, daemon=True)
     reader.start()
     try:

@@ -17,7 +17,7 @@ from attrs import evolve
 
 from uma_trio.sockets import sock_diag
 from uma_trio.sockets.peers import principal_of
-from uma_trio.sockets.sock_diag import ClientLeft, Ends, ends_of, owner_in, question, uid_of
+from uma_trio.sockets.sock_diag import ClientLeft, Ends, ends_of, question, uid_of
 
 ENDS = Ends(ipaddress.ip_address("127.0.0.1"), 40_000, ipaddress.ip_address("127.0.0.1"), 8080)
 SIX = Ends(ipaddress.ip_address("::1"), 40_000, ipaddress.ip_address("::1"), 8080)
@@ -68,20 +68,18 @@ def connection(
 @pytest.mark.parametrize("ends", [ENDS, SIX], ids=["IPv4", "IPv6"])
 def test_the_owner_of_a_connected_socket_is_told(ends: Ends) -> None:
     """Also after the client has ended its sending side, as long as a process holds the socket."""
-    assert owner_in(reply(ends), ends) == 1000
-    assert owner_in(reply(ends, state=FIN_WAIT2), ends) == 1000
+    assert uid_of(ends, lambda _: reply(ends)) == 1000
+    assert uid_of(ends, lambda _: reply(ends, state=FIN_WAIT2)) == 1000
 
 
 def test_a_socket_of_ipv6_that_speaks_ipv4_is_the_same() -> None:
     """A client may open it either way."""
-    assert owner_in(reply(mapped=True), ENDS) == 1000
+    assert uid_of(ENDS, lambda _: reply(mapped=True)) == 1000
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        reply(uid=0, inode=0, state=FIN_WAIT2),
-        reply(uid=0, inode=0),
         reply(state=TIME_WAIT),
         reply(state=LISTEN),
         reply(evolve(ENDS, source_port=1)),
@@ -93,8 +91,15 @@ def test_a_socket_of_ipv6_that_speaks_ipv4_is_the_same() -> None:
     ],
 )
 def test_nobody_is_believed_in_doubt(answer: bytes) -> None:
-    """A closed socket's owner reads as root; a listening or another socket is not the client's."""
-    assert owner_in(answer, ENDS) is None
+    """A listening or another socket is not the client's."""
+    assert uid_of(ENDS, lambda _: answer) is None
+
+
+@pytest.mark.parametrize("state", [ESTABLISHED, FIN_WAIT2])
+def test_a_socket_that_no_process_holds_is_nobodys(state: int) -> None:
+    """The kernel gives its owner as root."""
+    with pytest.raises(ClientLeft):
+        uid_of(ENDS, lambda _: reply(uid=0, inode=0, state=state))
 
 
 def test_another_machines_end_is_not_asked_for() -> None:

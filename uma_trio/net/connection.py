@@ -250,6 +250,7 @@ class Connection:
             self._protocol.receive_data(data)
             # Over TCP a client that has left looks like one that has ended its sending side.
             if not data and (self._principal.host or self._transport.is_gone()):
+                await self._service.thread_share.turn()  # hundreds may leave at once
                 self._gone()
                 return
             await self._catch_up()

@@ -23,8 +23,10 @@ _ACCEPT_TOLD_S = 60.0
 MOST_LEAVING = 64
 # Clients let in before other tasks have their turn. To set one up, with its first request, takes about 0.6 ms.
 _LET_IN_AT_ONCE = 4
-# Between two looks whether everybody has left.
+# Between two looks whether everybody has left, or whether a place can be freed for an owner for whom none could.
 _LOOK_S = 0.05
+# Owners for whom no place could be freed lately, at most.
+_MOST_LOOKED_FOR = 64
 
 
 class Accepts(Protocol):
@@ -92,6 +94,8 @@ class Front(ABC, Generic[S]):
         self._sessions: set[S] = set()
         # Those that hold a place, and what is called once when it is given up.
         self._held: dict[S, Callable[[], None]] = {}
+        # When a place was last looked for in vain, by owner: looking takes time in proportion to the places.
+        self._looked_for: dict[Hashable, float] = {}
         self._told_again = -math.inf
         self._arrivals = Arrivals()
         self._accepting = trio.CancelScope()
@@ -243,11 +247,16 @@ class Front(ABC, Generic[S]):
 
     def _make_room(self, owner: Hashable, among: Iterable[S] | None = None) -> bool:
         """Free the place of an idle client for a newcomer of `owner`; False if none may be freed."""
+        now = trio.current_time()
         if len(self._sessions) >= len(self._held) + MOST_LEAVING:
             return False
-        places = self._held if among is None else among
-        session = makes_room(places, owner, trio.current_time())
+        if now < self._looked_for.get(owner, -math.inf) + _LOOK_S:
+            return False
+        session = makes_room(self._held if among is None else among, owner, now)
         if session is None:
+            if len(self._looked_for) >= _MOST_LOOKED_FOR:
+                self._looked_for.clear()
+            self._looked_for[owner] = now
             return False
         self._give_up(session)
         session.make_room()

@@ -3,7 +3,8 @@
 Reading a head or a chunk takes microseconds, but a client can send thousands in one write. Its connection
 gives way to other tasks after each head, and after each millisecond of chunks. While requests run, a user may
 spend :data:`SHARE` of the thread; what users send beyond that waits in one queue, program by
-program, and gets one part in 1 + :data:`PAUSE` of the thread for all of them together.
+program, and gets one part in 1 + :data:`PAUSE` of the thread for all of them together. What is within the share is
+spread over passes of the scheduler, :data:`AT_ONCE` pieces in each.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import trio
 from attrs import define, field
 
 from uma_trio.service.fair import Client
+from uma_trio.service.passes import Passes
 from uma_trio.service.questions import Questions
 
 HEAD_S: Final = 0.0005
@@ -30,6 +32,8 @@ BURST_S: Final = 0.1
 """Of the thread, that a user who was quiet may spend at once: 200 requests."""
 PAUSE: Final = 3
 """Pauses of those beyond their share are so many times as long as their work."""
+AT_ONCE: Final = 4
+"""Heads, or ends of connections, in one pass of trio's scheduler: about 2 ms."""
 MOST_USERS: Final = 256
 """That are remembered. Who is forgotten begins anew."""
 
@@ -49,6 +53,7 @@ class ThreadShare:
         self._busy = busy
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
         self._queue = Questions(clock, busy, pause=PAUSE)
+        self._passes = Passes(AT_ONCE)
 
     async def spend(self, client: Client, seconds: float) -> None:
         """Count work for a client that was done, and let other tasks run; wait if its user did too much.
@@ -57,9 +62,13 @@ class ThreadShare:
         """
         within = self._count(client.user, seconds)
         if within or not self._busy():
-            await trio.lowlevel.checkpoint()
+            await self._passes.turn()
         else:
             await self._queue.wait(client, seconds)
+
+    async def turn(self) -> None:
+        """Wait until a pass has room for work that is not counted, such as the end of a connection."""
+        await self._passes.turn()
 
     def _count(self, user: str, seconds: float) -> bool:
         """Take from a user's account; whether it had enough."""

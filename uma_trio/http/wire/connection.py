@@ -160,13 +160,14 @@ class Connection:
 
     async def _serve(self) -> None:
         """Answer every request whose head is there; what is no request is told why."""
+        share = self._shared.service.thread_share
         while not self._last:
             try:
                 head = await self._read_head()
                 if head is None:
+                    await share.turn()  # hundreds may leave at once
                     return
                 self._answering = True
-                share = self._shared.service.thread_share
                 await share.spend(client_of(self._principal, label(head)), HEAD_S)
                 await self._exchange(head)
             except Fault as fault:
