@@ -18,9 +18,10 @@ from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.messages import Finished, FinishReason, StreamItem
 from uma_trio.service.ask import Ask, Door, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
-from uma_trio.service.generation import AnswerModel, Generation, Prepared
+from uma_trio.service.generation import AnswerModel, Generation
 from uma_trio.service.generation import Host as AnswerHost
 from uma_trio.service.stream import Reader
+from uma_trio.text.asked import Prepared
 from uma_trio.words import Lane
 
 Burst = tuple[int, list[StreamItem]]

@@ -13,10 +13,11 @@ from typing import Literal
 from attrs import evolve, field, frozen
 
 from uma_protocol.errors import Code
-from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.sockets.principal import Principal
-from uma_trio.text.chat import AUTO as AUTO  # these are words of the fronts, too
+from uma_trio.text.asked import Chat as Chat  # these are words of the fronts, too
+from uma_trio.text.asked import Prompt as Prompt
+from uma_trio.text.chat import AUTO as AUTO
 from uma_trio.text.chat import Call as Call
 from uma_trio.text.chat import Message as Message
 from uma_trio.text.chat import Mode as Mode
@@ -24,28 +25,9 @@ from uma_trio.text.chat import Tool as Tool
 from uma_trio.text.chat import ToolChoice as ToolChoice
 from uma_trio.text.remembered import Whose
 from uma_trio.text.shape import Shape as Shape
-from uma_trio.text.template import PLAINLY
 from uma_trio.text.template import Manner as Manner
 from uma_trio.words import Awaits, Lane, Pace, Speculation
 from uma_trio.words import chosen as chosen
-
-
-@frozen
-class Chat:
-    """A conversation to be rendered by the model's chat template.
-
-    `manner` says how to render it; :meth:`Service.generate` checks its arguments. `tools` are the
-    functions that the model may call, and `choice` restricts the calls.
-    """
-
-    messages: tuple[Message, ...]
-    manner: Manner = PLAINLY
-    tools: tuple[Tool, ...] = ()
-    choice: ToolChoice = AUTO
-
-
-Prompt = str | Chat | IntArray
-"""Text, a conversation, or tokens (int32), which are taken as they are."""
 
 
 @frozen

@@ -5,18 +5,16 @@ The answers to one request are prepared and read together: see :mod:`uma_trio.se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, assert_never
 
 import numpy as np
 import trio
-from attrs import field, frozen
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
     Cancel,
-    Constraint,
     Credit,
     Finished,
     InboxMessage,
@@ -37,6 +35,7 @@ from uma_trio.service.request_log import LogRequest, line_of
 from uma_trio.service.shares import Shares
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.service.telemetry import Telemetry
+from uma_trio.text.asked import Prepared
 from uma_trio.words import Lane
 
 
@@ -57,20 +56,6 @@ class Host(Protocol):
     shares: Shares
     playout: Playout
     log_request: LogRequest
-
-
-@frozen(eq=False)
-class Prepared:
-    """The prepared data of one answer, before it is submitted.
-
-    `pieces` are the bytes of each token, if the reader of the answer needs the text of special
-    tokens.
-    """
-
-    tokens: IntArray
-    constraint: Constraint | None = None
-    reading: Reading = field(factory=Reading)
-    pieces: Sequence[bytes] | None = None
 
 
 class Generation:
@@ -138,7 +123,7 @@ class Generation:
         ask, service = self.ask, self._service
         *within, conversation = service.shares.path(self.origin, ask.session)
         self.prompt = prepared.tokens
-        self.reading = prepared.reading
+        self.reading = Reading(prepared.parser, prepared.loosened)
         return Submit(
             handle=self.handle,
             prompt=prepared.tokens,

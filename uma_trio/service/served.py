@@ -11,7 +11,7 @@ import numpy as np
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray, ModelInfo
 from uma_trio.engine.inbox import EngineStopped, Inbox
-from uma_trio.engine.messages import Constraint, Explain, Prefix, Snapshot
+from uma_trio.engine.messages import Explain, Prefix, Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded, TickRecord
 from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
 from uma_trio.service.asking import Answered
@@ -25,17 +25,14 @@ from uma_trio.service.checks import (
 )
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
 from uma_trio.service.compiling import RunFor, unqueued
-from uma_trio.service.fair import Client, RunBlocking, client_of
-from uma_trio.service.generation import Prepared
+from uma_trio.service.fair import RunBlocking, client_of
 from uma_trio.service.pulse import Pulse
-from uma_trio.service.reading import Reading
 from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.sockets.principal import Principal
-from uma_trio.text.chat import AUTO
+from uma_trio.text.asked import Prepared
 from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.inner import Compiler
-from uma_trio.text.replying import NOTHING_LOOSENED
+from uma_trio.text.preparing import Preparation
 from uma_trio.text.replying import Derivation as Derivation
 from uma_trio.text.shape import NotChecked, Unconstrainable, Unknown
 from uma_trio.text.veil import Unrenderable
@@ -96,61 +93,43 @@ class ServedModel:
         return self._front_end.end_tokens
 
     async def prepare(self, ask: Ask, origin: Origin) -> list[Prepared]:
-        """Return what engine and reader of each answer need, made in helper threads.
+        """Return what engine and reader of each answer need, made in one call of a helper thread.
 
-        Compilers are shared fairly between clients; what is known needs none. What was tokenised before is not again, where the
-        request may use what is cached.
+        Only what has to be compiled waits for one of the compilers, which are shared fairly between clients. What was
+        tokenised before is not again, where the request may use what is cached.
 
         Raises:
             Refusal: the model does not support the request, a constraint cannot be enforced, or its
                 compilation takes too long.
         """
-        chat = ask.prompt if isinstance(ask.prompt, Chat) else None
-        front_end, client = self._front_end, client_of(origin.principal, origin.app)
-        loosened = NOTHING_LOOSENED
-        if chat is not None and chat.tools:
-            tools, choice = chat.tools, chat.choice
-            loosened = await self._compiled(
-                "tools",
-                lambda compiler: front_end.replies.loosened(compiler, tools, choice),
-                client,
-            )
-        tokens, thinking = await self._tokens_of(ask, origin)
-        shape, budget = ask.shape, ask.reasoning_budget
-        choice = AUTO if chat is None else chat.choice
-        constraints: Sequence[Constraint | None] = [None] * ask.n
-        if shape is not None or loosened.offers or budget is not None:
-            field = shape.field if shape is not None else "tools"
-            follow = partial(front_end.constraint, chat=chat is not None, thinking=thinking)
-            constraints = await self._compiled(
-                field,
-                lambda compiler: [
-                    follow(shape, loosened, choice, budget, compiler=compiler) for _ in range(ask.n)
-                ],
-                client,
-            )
-        if chat is None:
-            return [Prepared(tokens, constraint) for constraint in constraints]
-        prepared: list[Prepared] = []
-        for constraint in constraints:
-            parser = front_end.replies.parser(
-                chat.tools, choice, thinking=thinking, continued=chat.manner.continue_final
-            )
-            pieces = None if parser is None else front_end.replies.pieces
-            reading = Reading(parser, loosened.names)
-            prepared.append(Prepared(tokens, constraint, reading, pieces))
-        return prepared
-
-    async def _tokens_of(self, ask: Ask, origin: Origin) -> tuple[IntArray, bool]:
-        """Return the tokens of what is asked, and whether the answer begins inside its reasoning."""
-        prompt, front_end, whose = ask.prompt, self._front_end, whose_texts(ask, origin)
-        if isinstance(prompt, str):
-            return await self._run_blocking(lambda: front_end.prepare_prompt(prompt, whose)), False
-        if isinstance(prompt, Chat):
-            return await self._rendered(
-                lambda: front_end.prepare_chat(prompt.messages, prompt.manner, prompt.tools, whose)
-            )
-        return prompt, False
+        client, whose = client_of(origin.principal, origin.app), whose_texts(ask, origin)
+        preparation = Preparation(
+            *(self._front_end, ask.prompt),
+            shape=ask.shape,
+            budget=ask.reasoning_budget,
+            n=ask.n,
+            whose=whose,
+        )
+        if isinstance(ask.prompt, Chat):
+            self._check_template()
+        elif not isinstance(ask.prompt, str) and ask.shape is None:
+            return preparation.finish()  # there is nothing to be made of tokens
+        try:
+            while True:
+                try:
+                    return await self._run_blocking(preparation.finish)
+                except Unknown:
+                    await self._run_compiling(preparation.compile, client)
+        except NotChecked as error:
+            said = f"{preparation.field} {error}"
+            raise Refusal(
+                Code.E_LIMIT_003, said, field=preparation.field, retry_after_s=_AGAIN_S
+            ) from None
+        except Unconstrainable as error:
+            said = f"{preparation.field} {error}"
+            raise Refusal(Code.E_PROTO_003, said, field=preparation.field) from None
+        except Unrenderable as error:
+            raise _unrendered(error) from None
 
     async def check(self, ask: Ask, door: Door, *, fits: bool = True) -> None:
         """Check what can be checked without tokens: a large request in a helper thread.
@@ -179,28 +158,13 @@ class ServedModel:
             Refusal: the request would be refused, whatever its number of tokens.
         """
         await self.check(ask, origin.door, fits=False)
+        prompt, whose = ask.prompt, whose_texts(ask, origin)
         with refusing_depth():
-            return len((await self._tokens_of(ask, origin))[0])
-
-    async def _compiled(
-        self, field: str, make: Callable[[Compiler], Answer], client: Client
-    ) -> Answer:
-        """Return what `make` makes of `field`. Only what is not known waits for one of the compilers.
-
-        `client` is who waits. Raises :class:`Refusal`.
-        """
-        front_end = self._front_end
-        try:
-            try:
-                return await self._run_blocking(lambda: make(front_end.grammarian.known))
-            except Unknown:
-                return await self._run_compiling(lambda: make(front_end.grammarian), client)
-        except NotChecked as error:
-            raise Refusal(
-                Code.E_LIMIT_003, f"{field} {error}", field=field, retry_after_s=_AGAIN_S
-            ) from None
-        except Unconstrainable as error:
-            raise Refusal(Code.E_PROTO_003, f"{field} {error}", field=field) from None
+            if isinstance(prompt, Chat):
+                found = await self._rendered(lambda: self._front_end.tokens_of(prompt, whose))
+            else:
+                found = await self._run_blocking(lambda: self._front_end.tokens_of(prompt, whose))
+            return len(found[0])
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return the tokens (int32) of a text, made in a helper thread."""
@@ -263,18 +227,18 @@ class ServedModel:
         )
 
     async def _rendered(self, render: Callable[[], Answer]) -> Answer:
+        self._check_template()
+        try:
+            return await self._run_blocking(render)
+        except Unrenderable as error:
+            raise _unrendered(error) from None
+
+    def _check_template(self) -> None:
+        """Raise :class:`Refusal` if the model cannot be sent messages."""
         if self._front_end.chat_problem is not None:
             raise Refusal(
                 Code.E_MODEL_002, f"{self._front_end.chat_problem}; {_USE_PROMPT}", field="messages"
             )
-        try:
-            return await self._run_blocking(render)
-        except Unrenderable as error:
-            raise Refusal(
-                Code.E_MODEL_002,
-                f"the model's chat template refuses this: {error}",
-                field="messages",
-            ) from None
 
     # --- questions to its engine ---
 
@@ -341,3 +305,10 @@ class ServedModel:
         except EngineStopped:
             raise Refusal(Code.E_LIFECYCLE_001, _STOPPED) from None
         return answers[0]
+
+
+def _unrendered(error: Unrenderable) -> Refusal:
+    """Return the refusal of a chat that the template refuses."""
+    return Refusal(
+        Code.E_MODEL_002, f"the model's chat template refuses this: {error}", field="messages"
+    )

@@ -1,5 +1,7 @@
 """From what a client sent to tokens: prompts as they are, chats by the model's template.
 
+All that a request needs is put together by :mod:`uma_trio.text.preparing`.
+
 Everything here blocks (64 KiB of text take longer than a tick) and is called in helper
 threads; any number of them may.
 """
@@ -17,10 +19,11 @@ from attrs import evolve
 
 from uma_trio.backend.base import IntArray, Vocabulary
 from uma_trio.text import telling
-from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
+from uma_trio.text.asked import Chat, Prompt
+from uma_trio.text.chat import Message, Tool
 from uma_trio.text.remembered import Whose
 from uma_trio.text.replies import ReplyFormat
-from uma_trio.text.replying import NOTHING_LOOSENED, Loosened, Replies
+from uma_trio.text.replying import Replies
 from uma_trio.text.slices import Forgeable, is_blank
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
 from uma_trio.text.tokeniser import Tokeniser
@@ -29,8 +32,6 @@ from uma_trio.text.veil import Part, Unrenderable
 if TYPE_CHECKING:
     from uma_trio.text.confinement import Confinement
     from uma_trio.text.constrain import Grammarian
-    from uma_trio.text.inner import Compiler, Inner
-    from uma_trio.text.shape import Shape
 
 
 def _with_spaces(parts: Sequence[Part]) -> Iterator[Part]:
@@ -113,6 +114,17 @@ class FrontEnd:
         """The tokens with which the model ends an answer."""
         return self._vocabulary.end_tokens
 
+    def tokens_of(self, prompt: Prompt, whose: Whose | None = None) -> tuple[IntArray, bool]:
+        """Return the tokens (int32) of what is asked, and whether the answer begins inside its reasoning.
+
+        Raises :class:`Unrenderable` as :meth:`prepare_chat` does.
+        """
+        if isinstance(prompt, str):
+            return self.prepare_prompt(prompt, whose), False
+        if isinstance(prompt, Chat):
+            return self.prepare_chat(prompt.messages, prompt.manner, prompt.tools, whose)
+        return prompt, False
+
     def prepare_prompt(self, text: str, whose: Whose | None = None) -> IntArray:
         """Return the tokens of a prompt (int32), with the model's first token if it wants one.
 
@@ -181,26 +193,6 @@ class FrontEnd:
     ) -> str:
         """Return a chat as the template writes it. Raises :class:`Unrenderable`."""
         return "".join(part.text for part in self._parts(messages, manner, tools))
-
-    def constraint(
-        self,
-        shape: Shape | None,
-        loosened: Loosened = NOTHING_LOOSENED,
-        choice: ToolChoice = AUTO,
-        budget: int | None = None,
-        *,
-        chat: bool = False,
-        thinking: bool = False,
-        compiler: Compiler | None = None,
-    ) -> Inner | None:
-        """Return what keeps one answer to what was asked, as `compiler`, or else the grammarian, makes it.
-
-        Only the answer in a `chat` has reasoning before it. Raises as the compiler does.
-        """
-        compiler = compiler or self.grammarian
-        if not chat:
-            return None if shape is None else compiler.follow(shape)
-        return self.replies.constraint(compiler, shape, loosened, choice, budget, thinking=thinking)
 
     @cached_property
     def replies(self) -> Replies:

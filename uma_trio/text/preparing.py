@@ -1,0 +1,111 @@
+"""From what is asked to what the engine needs: rendered, tokenised and constrained in one call of a helper thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uma_trio.backend.base import IntArray
+from uma_trio.text.asked import Chat, Prepared, Prompt
+from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.inner import Compiler, Inner
+from uma_trio.text.remembered import Whose
+from uma_trio.text.replying import NOTHING_LOOSENED, Loosened
+from uma_trio.text.shape import Shape
+
+
+class Preparation:
+    """One request on its way. Blocks; for one thread at a time.
+
+    It is for `n` answers to `prompt`, held to `shape` behind at most `budget` tokens of reasoning. `whose` texts these
+    are may be remembered.
+
+    :meth:`finish` does all of it where every shape is known. Where one has to be compiled it raises
+    :class:`uma_trio.text.shape.Unknown`: then call :meth:`compile`, in a place among those who compile, and `finish`
+    again. Nothing is done twice. `field` is what was dealt with last, for messages.
+    """
+
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        prompt: Prompt,
+        *,
+        shape: Shape | None = None,
+        budget: int | None = None,
+        n: int = 1,
+        whose: Whose | None = None,
+    ) -> None:
+        self._front_end, self._prompt, self._whose = front_end, prompt, whose
+        self._shape, self._budget, self._n = shape, budget, n
+        self._chat = prompt if isinstance(prompt, Chat) else None
+        self.field = "tools"
+        has_tools = self._chat is not None and len(self._chat.tools) > 0
+        self._loosened: Loosened | None = None if has_tools else NOTHING_LOOSENED
+        self._read: tuple[IntArray, bool] | None = None
+        self._constraints: Sequence[Inner | None] | None = None
+
+    def finish(self) -> list[Prepared]:
+        """Return what each answer needs.
+
+        Raises:
+            Unknown: a shape has to be compiled first.
+            Unconstrainable: one cannot be enforced.
+            Unrenderable: the chat template refuses the messages, or there is none.
+        """
+        front_end, chat = self._front_end, self._chat
+        if self._loosened is None:
+            self._loosened = self._loosen(front_end.grammarian.known)
+        if self._read is None:
+            self._read = front_end.tokens_of(self._prompt, self._whose)
+        (tokens, thinking), loosened = self._read, self._loosened
+        if self._constraints is None:
+            self._constraints = (
+                self._constrain(front_end.grammarian.known)
+                if self._is_held(loosened)
+                else [None] * self._n
+            )
+        if chat is None:
+            return [Prepared(tokens, constraint) for constraint in self._constraints]
+        found: list[Prepared] = []
+        for constraint in self._constraints:
+            parser = front_end.replies.parser(
+                chat.tools, chat.choice, thinking=thinking, continued=chat.manner.continue_final
+            )
+            pieces = None if parser is None else front_end.replies.pieces
+            found.append(Prepared(tokens, constraint, parser, loosened.names, pieces))
+        return found
+
+    def compile(self) -> None:
+        """Compile what :meth:`finish` did not know. Raises :class:`uma_trio.text.shape.Unconstrainable`."""
+        if self._loosened is None:
+            self._loosened = self._loosen(self._front_end.grammarian)
+        else:
+            self._constraints = self._constrain(self._front_end.grammarian)
+
+    def _is_held(self, loosened: Loosened) -> bool:
+        """Whether anything is asked of the answers that they are held to."""
+        if self._shape is not None or loosened.offers:
+            return True
+        return self._chat is not None and self._budget is not None
+
+    def _loosen(self, compiler: Compiler) -> Loosened:
+        """Return what the arguments of the tools are held to."""
+        if self._chat is None:
+            return NOTHING_LOOSENED
+        return self._front_end.replies.loosened(compiler, self._chat.tools, self._chat.choice)
+
+    def _constrain(self, compiler: Compiler) -> list[Inner | None]:
+        """Return what keeps each answer to what was asked."""
+        shape, chat = self._shape, self._chat
+        if shape is not None:
+            self.field = shape.field
+        if chat is None:
+            return [None if shape is None else compiler.follow(shape) for _ in range(self._n)]
+        thinking = self._read is not None and self._read[1]
+        return [
+            self._front_end.replies.constraint(
+                *(compiler, shape, self._loosened or NOTHING_LOOSENED),
+                *(chat.choice, self._budget),
+                thinking=thinking,
+            )
+            for _ in range(self._n)
+        ]
