@@ -18,7 +18,7 @@ import numpy as np
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.drafts import Drafter, drafter
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import NO_DRAFT, OWN_TEXT, Draft, Origin
+from uma_trio.engine.step import NO_DRAFT, OWN_TEXT, Draft, DraftOrigin
 
 _MATCH = 8  # how long a match the oracle claims: one kind of guess, whose chances are learnt
 
@@ -50,7 +50,7 @@ class Oracle(Drafter):
         most = min(drafter.MOST_DRAFTS, credit - 1, len(sequence.tokens) - known - 1)
         place = known - sequence.n_prompt
         guesses = tuple(answer[place : place + max(0, most)].tolist())
-        return Draft(guesses, origin=Origin(OWN_TEXT, _MATCH)) if guesses else NO_DRAFT
+        return Draft(guesses, origin=DraftOrigin(OWN_TEXT, _MATCH)) if guesses else NO_DRAFT
 
 
 def main() -> None:

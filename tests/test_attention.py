@@ -22,8 +22,8 @@ from uma_trio.backend.attention import (
     SHAPES,
     WIDE,
     WORTH,
+    AttentionShape,
     Seconds,
-    Shape,
     Subject,
     chat_s,
     prefers_flash,
@@ -97,17 +97,20 @@ def test_what_is_faster_by_more_than_its_worth_is_chosen() -> None:
 def test_shapes_count_as_often_as_a_chat_has_them() -> None:
     """Prompts of company that take 0.7 of the time do not pay for streams that take 2.4 times as long."""
     slow_decodes = {
-        shape: (seconds, seconds * (0.7 if shape == Shape(1, 64) else 2.4))
+        shape: (seconds, seconds * (0.7 if shape == AttentionShape(1, 64) else 2.4))
         for shape, seconds in {
-            Shape(1, 1): 0.030,
-            Shape(4, 1): 0.040,
-            Shape(4, 4): 0.100,
-            Shape(1, 64): 0.480,
+            AttentionShape(1, 1): 0.030,
+            AttentionShape(4, 1): 0.040,
+            AttentionShape(4, 4): 0.100,
+            AttentionShape(1, 64): 0.480,
         }.items()
     }
     assert not prefers_flash(slow_decodes)
-    fast_decodes = slow_decodes | {Shape(1, 1): (0.030, 0.031), Shape(4, 4): (0.100, 0.090)}
-    assert prefers_flash(fast_decodes | {Shape(4, 1): (0.040, 0.040)})
+    fast_decodes = slow_decodes | {
+        AttentionShape(1, 1): (0.030, 0.031),
+        AttentionShape(4, 4): (0.100, 0.090),
+    }
+    assert prefers_flash(fast_decodes | {AttentionShape(4, 1): (0.040, 0.040)})
 
 
 def test_without_wide_ticks_prompts_are_computed_in_mixed_ones() -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from uma_trio.backend.base import Backend, ModelError
 from uma_trio.backend.fake import FakeBackend
-from uma_trio.cli.cost import Step, _table, bar, decoders_ms, show_cost, steps, summary
+from uma_trio.cli.cost import StaircaseStep, _table, bar, decoders_ms, show_cost, steps, summary
 from uma_trio.cli.doctor import doctor
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Measured
@@ -54,7 +54,7 @@ def test_a_step_down_and_the_plateau_are_pointed_out() -> None:
 
 def test_a_step_is_told_per_token_and_per_second() -> None:
     """Eight tokens in 20 ms are 2.5 ms each and 400 a second."""
-    step = Step(8, 20.0)
+    step = StaircaseStep(8, 20.0)
     assert (step.ms_per_token, step.per_s) == (2.5, 400.0)
 
 

@@ -22,12 +22,12 @@ from uma_trio.config.options import Config
 from uma_trio.costing.measured import Measured
 from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, Lookup, Runs
-from uma_trio.engine.drafts.pool import MOST_NAMESPACES, Answers, Pool
+from uma_trio.engine.drafts.pool import MOST_NAMESPACES, EarlierAnswers, Pool
 from uma_trio.engine.drafts.prompts import MOST_PROMPTS, MOST_TOKENS, Prompts
 from uma_trio.engine.drafts.survival import Survival, part_of
 from uma_trio.engine.messages import Prefix
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, Origin
+from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, DraftOrigin
 from uma_trio.http.asking import speculation_of
 from uma_trio.http.fields import Body
 from uma_trio.policy.accounting import planned_work
@@ -240,7 +240,7 @@ def test_namespaces_are_bounded_and_the_one_unused_for_longest_goes() -> None:
 @given(st.lists(st.text("ab", min_size=1, max_size=12), max_size=20), st.integers(16, 40))
 def test_the_ring_knows_what_is_in_it_and_nothing_else(texts: list[str], room: int) -> None:
     """A guess stood behind the same tokens in the latest `room` tokens."""
-    answers = Answers(room)
+    answers = EarlierAnswers(room)
     said = ""
     for text in texts:
         answers.add(np.concatenate([np.full(1, -1, np.int32), tokens_of(text)]))
@@ -263,15 +263,15 @@ def test_the_ring_knows_what_is_in_it_and_nothing_else(texts: list[str], room: i
 
 def chance(survival: Survival, match: int, source: str = OWN_TEXT, distance: int = 0) -> float:
     """Return the chance of a guess, believed to be a half at first."""
-    return survival.chances(Origin(source, match), (0.5,) * 5, 5.0)[part_of(distance)]
+    return survival.chances(DraftOrigin(source, match), (0.5,) * 5, 5.0)[part_of(distance)]
 
 
 def test_what_is_wrong_again_and_again_is_believed_less() -> None:
     """And what is right more; a short match tells nothing of a long one, nor one source of another."""
     survival = Survival()
     for _ in range(20):
-        survival.learn(Origin(OWN_TEXT, 4), right=0, tried=5, fade=0.9)
-        survival.learn(Origin(OWN_TEXT, 16), right=5, tried=5, fade=0.9)
+        survival.learn(DraftOrigin(OWN_TEXT, 4), right=0, tried=5, fade=0.9)
+        survival.learn(DraftOrigin(OWN_TEXT, 16), right=5, tried=5, fade=0.9)
     assert chance(survival, 4) < 0.25
     assert chance(survival, 16) > 0.75
     assert chance(survival, 4, EARLIER_ANSWERS) == 0.5
@@ -281,7 +281,7 @@ def test_a_distance_is_judged_only_where_it_was_reached() -> None:
     """Of five guesses two were right and the third was wrong. Of the rest nobody knows more than that."""
     survival = Survival()
     for _ in range(20):
-        survival.learn(Origin(OWN_TEXT, 8), right=2, tried=5, fade=0.9)
+        survival.learn(DraftOrigin(OWN_TEXT, 8), right=2, tried=5, fade=0.9)
     assert chance(survival, 8, distance=1) > 0.75
     assert chance(survival, 8, distance=2) < 0.35
     assert chance(survival, 8, distance=4) == pytest.approx(chance(survival, 8, distance=2))
@@ -289,7 +289,7 @@ def test_a_distance_is_judged_only_where_it_was_reached() -> None:
 
 def test_what_was_never_reached_is_believed_as_what_lies_nearer() -> None:
     """Or nobody would find out that a long copy goes on."""
-    copied, quoted, origin = Survival(), Survival(), Origin(OWN_TEXT, 8)
+    copied, quoted, origin = Survival(), Survival(), DraftOrigin(OWN_TEXT, 8)
     for _ in range(30):
         copied.learn(origin, right=3, tried=3, fade=1.0)
         quoted.learn(origin, right=0, tried=3, fade=1.0)
@@ -301,7 +301,7 @@ def test_what_was_never_reached_is_believed_as_what_lies_nearer() -> None:
 
 def test_what_was_wrong_is_tried_again() -> None:
     """Counts fade with guesses that are not computed, too."""
-    survival, origin = Survival(), Origin(OWN_TEXT, 4)
+    survival, origin = Survival(), DraftOrigin(OWN_TEXT, 4)
     for _ in range(50):
         survival.learn(origin, right=0, tried=1, fade=0.995)
     before = chance(survival, 4)

@@ -18,9 +18,9 @@ from uma_trio.backend.fake import FakeBackend, mix
 from uma_trio.engine.drafts.drafter import LIKELY, MOST_DRAFTS
 from uma_trio.engine.drafts.drafting import Unread
 from uma_trio.engine.sequences import Sequence as Running
-from uma_trio.engine.step import OWN_TEXT, Draft, Origin, Outcome
+from uma_trio.engine.step import OWN_TEXT, Draft, DraftOrigin, Outcome
 
-_ORIGIN = Origin(OWN_TEXT, 0)
+_ORIGIN = DraftOrigin(OWN_TEXT, 0)
 _PLACES = 2048  # of an answer that are drawn; behind them they begin again
 
 

@@ -27,8 +27,8 @@ from uma_trio.backend.attention import (
     PROBE_CELLS,
     SEQUENCES,
     SHAPES,
+    AttentionShape,
     Seconds,
-    Shape,
 )
 from uma_trio.backend.base import DecodeStatus, ModelError
 
@@ -65,7 +65,7 @@ def time_both(
                 one.fill()
             again = clock()
             for one in both:
-                one.decode(Shape(1, _FIRST))
+                one.decode(AttentionShape(1, _FIRST))
             token_s = (clock() - again) / _FIRST
             for shapes in (SHAPES, NEEDED):
                 if token_s * sum(shape.n_tokens for shape in shapes) <= LONGEST_S:
@@ -80,7 +80,10 @@ class _Refused(Exception):
 
 
 def _rounds(
-    both: tuple[_Deep, _Deep], shapes: Sequence[Shape], clock: Callable[[], float], began: float
+    both: tuple[_Deep, _Deep],
+    shapes: Sequence[AttentionShape],
+    clock: Callable[[], float],
+    began: float,
 ) -> Seconds:
     """Time shapes in both contexts in turn, in the opposite order in each other round: A B, B A."""
     found: Seconds = {}
@@ -125,7 +128,7 @@ class _Deep:
 
     def fill(self) -> None:
         """Give each sequence its cells. The next position of each is the first that was computed."""
-        self._compute(Shape(1, _FIRST), 0)
+        self._compute(AttentionShape(1, _FIRST), 0)
         n = _FIRST
         while n < DEPTH:
             self._copy(self._saved(), 0)
@@ -134,13 +137,13 @@ class _Deep:
         for sequence in range(1, SEQUENCES):
             self._copy(saved, sequence)
 
-    def decode(self, shape: Shape) -> None:
+    def decode(self, shape: AttentionShape) -> None:
         """Compute a shape behind the cells, and forget it."""
         self._compute(shape, _FIRST)
         for sequence in range(shape.sequences):
             lib.seq_rm(self._memory, sequence, _FIRST, -1)
 
-    def _compute(self, shape: Shape, position: int) -> None:
+    def _compute(self, shape: AttentionShape, position: int) -> None:
         batch, at = self._batch, 0
         for sequence in range(shape.sequences):
             for n in range(shape.tokens):

@@ -20,7 +20,7 @@ DEPTH: Final = 1024
 
 
 @frozen
-class Shape:
+class AttentionShape:
     """A decode: so many sequences, so many tokens of each."""
 
     sequences: int
@@ -47,21 +47,21 @@ class Subject:
 
 
 #: Seconds of a shape without flash attention, and with it.
-Seconds = dict[Shape, tuple[float, float]]
+Seconds = dict[AttentionShape, tuple[float, float]]
 
 #: Says whether flash attention is faster for a subject, None if that is not known. May measure it by the function.
 Chooser = Callable[[Subject, Callable[[], Seconds]], bool | None]
 
 #: A chunk of a prompt alone, and one beside streams.
-WIDE: Final = Shape(1, 64)
-MIXED: Final = Shape(SEQUENCES, 4)
+WIDE: Final = AttentionShape(1, 64)
+MIXED: Final = AttentionShape(SEQUENCES, 4)
 #: How many decodes of each shape a chat takes: 1,020 tokens of prompt and 129 of answer, the medians of the
 #: conversations in Azure's public trace (Patel and others, Splitwise, ISCA 2024). Half of the prompt is computed in
 #: chunks of 64, half in ticks of 16 beside streams; half of the answer alone, half in ticks of four. A prompt that was
 #: begun is finished before another one, so a chunk has tokens of one sequence.
 CHAT: Final = {
-    Shape(1, 1): 129 / 2,
-    Shape(SEQUENCES, 1): 129 / 2 / SEQUENCES,
+    AttentionShape(1, 1): 129 / 2,
+    AttentionShape(SEQUENCES, 1): 129 / 2 / SEQUENCES,
     MIXED: 1020 / 2 / 16,
     WIDE: 1020 / 2 / 64,
 }

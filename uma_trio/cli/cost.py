@@ -26,7 +26,7 @@ _DECODERS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 @frozen
-class Step:
+class StaircaseStep:
     """One measured count of tokens. `note` says what is remarkable about it."""
 
     tokens: int
@@ -72,15 +72,15 @@ def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None =
     return OK
 
 
-def steps(cost: CostModel, most: int) -> list[Step]:
+def steps(cost: CostModel, most: int) -> list[StaircaseStep]:
     """Return the measured counts, with a note where the staircase goes down or levels off."""
-    found: list[Step] = []
+    found: list[StaircaseStep] = []
     plateau = cost.plateau(most)
     for tokens, seconds in cost.table().items():
         notes = [] if tokens != plateau else ["plateau"]
         if found and seconds * 1e3 < found[-1].ms:
             notes.insert(0, f"less than {found[-1].tokens}")
-        found.append(Step(tokens, seconds * 1e3, ", ".join(notes)))
+        found.append(StaircaseStep(tokens, seconds * 1e3, ", ".join(notes)))
     return found
 
 
@@ -128,7 +128,7 @@ def _show(about: str, measured: Measured, most: int) -> None:
         out.print(line)
 
 
-def _table(found: list[Step], width: int) -> Table:
+def _table(found: list[StaircaseStep], width: int) -> Table:
     """Return the steps as a table whose bars take what the figures and notes leave of `width`."""
     from rich.table import Table
 

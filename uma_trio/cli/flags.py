@@ -37,7 +37,7 @@ ALL_OF = "*"
 """The name of a parameter whose fields are flags themselves."""
 
 
-class Call(NamedTuple):
+class ParsedCommand(NamedTuple):
     """A verb's arguments, parsed."""
 
     words: tuple[Any, ...]
@@ -52,7 +52,7 @@ class _Flag(NamedTuple):
     group: str  # the parameter of the verb that it is a field of; "" if it is one itself
 
 
-def plain(verb: Callable[..., Any], arguments: Sequence[str]) -> Call | None:
+def plain(verb: Callable[..., Any], arguments: Sequence[str]) -> ParsedCommand | None:
     """Return the arguments of `verb` if every one of them is plain; None if any is not.
 
     Plain are: ``--flag value`` and ``--flag=value`` of a flag that takes text, a number in decimal
@@ -79,7 +79,7 @@ def plain(verb: Callable[..., Any], arguments: Sequence[str]) -> Call | None:
     if None in words or (placed := _placed(words, in_order, rest, hints, verb)) is None:
         return None
     made = {group: maker(**found[group]) for group, maker in makers.items()}
-    return Call(placed, {**found[""], **made})
+    return ParsedCommand(placed, {**found[""], **made})
 
 
 def _flags(hints: dict[str, Any]) -> tuple[dict[str, _Flag], dict[str, Any]]:

@@ -18,8 +18,8 @@ from attrs import astuple, evolve, frozen
 from uma_trio.backend.attention import (
     NEEDED,
     SHAPES,
+    AttentionShape,
     Seconds,
-    Shape,
     Subject,
     chat_s,
     prefers_flash,
@@ -80,7 +80,9 @@ def recall(subject: Subject) -> Timed | None:
         stored = msgspec.json.decode(attention_file(subject).read_bytes(), type=_Stored)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    seconds = {Shape(row.sequences, row.tokens): (row.off_s, row.on_s) for row in stored.rows}
+    seconds = {
+        AttentionShape(row.sequences, row.tokens): (row.off_s, row.on_s) for row in stored.rows
+    }
     possible = all(0 < one < math.inf for pair in seconds.values() for one in pair)
     whole = set(NEEDED) <= set(seconds) <= set(SHAPES)
     return Timed(seconds, stored.others, stored.tries) if possible and whole else None

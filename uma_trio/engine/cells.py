@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from uma_trio.backend.base import Backend
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.prefix.cache import PrefixCache
-from uma_trio.engine.prefix.search import Found
+from uma_trio.engine.prefix.search import FoundPrefix
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.side import Ledger
@@ -95,7 +95,7 @@ class Cells:
 
     # --- a request ---
 
-    def cached(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Found:
+    def cached(self, sequence: Sequence, running: Mapping[int, Sequence]) -> FoundPrefix:
         """Return what of a request is cached, or about to be; nothing changes."""
         return self.prefix.search(sequence, running)
 
@@ -111,7 +111,7 @@ class Cells:
         sequence.reserved = sequence.cells
         sequence.slot = self.books.take(sequence.handle, sequence.reserved)
 
-    def begin(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Found:
+    def begin(self, sequence: Sequence, running: Mapping[int, Sequence]) -> FoundPrefix:
         """Give an admitted request its cached prefix, or hold it until that is there; return what was found."""
         return self.prefix.begin(sequence, running)
 

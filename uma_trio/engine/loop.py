@@ -49,7 +49,7 @@ from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.prefix import admin
 from uma_trio.engine.prefix.works import works_of
-from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Figures, Publisher
+from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Publisher, TickFigures
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import Wait
 from uma_trio.engine.recovery import Recovery
@@ -354,7 +354,7 @@ class Engine:
         if paces:
             dues = tick_metrics.dues(running, completed)
             self._publisher.add(
-                Figures(partial(tick_metrics.slack, self._metrics, completed, dues))
+                TickFigures(partial(tick_metrics.slack, self._metrics, completed, dues))
             )
         outcomes = completed.outcomes
         stepped = [(running[outcome.step.key], outcome) for outcome in outcomes]
@@ -364,7 +364,9 @@ class Engine:
             self._drafter.learn(sequence, outcome)
         self._planner.learn(completed, itl_s)
         self.cells.tick(tick.n_tokens, self.memory.cost)
-        self._publisher.add(Figures(partial(tick_metrics.record, self._metrics, completed, itl_s)))
+        self._publisher.add(
+            TickFigures(partial(tick_metrics.record, self._metrics, completed, itl_s))
+        )
         for message in completed.messages:
             self._handle(message, now)
 
@@ -392,7 +394,7 @@ class Engine:
         state, plan, trace = tick.state, tick.plan, self._recorder.trace
         record = self._recorder.tick(state, plan, status, decode_s, host_s, now, outcomes)
         if trace is not None:
-            self._publisher.add(Figures(partial(trace, state, plan, record)))
+            self._publisher.add(TickFigures(partial(trace, state, plan, record)))
 
     def _handle(self, message: InboxMessage, now: float) -> None:
         registry = self.registry

@@ -76,13 +76,13 @@ class Answer:
 
 
 @frozen(eq=False)
-class Figures:
+class TickFigures:
     """`write` writes metrics or the trace, after the streams have been woken."""
 
     write: Callable[[], None]
 
 
-Publication = Delivery | Scored | Progress | Ending | Refused | Answer | Figures
+Publication = Delivery | Scored | Progress | Ending | Refused | Answer | TickFigures
 
 
 @define(eq=False)
@@ -221,7 +221,7 @@ class Publisher:
                     start = self._starts.pop(sequence.handle, None)
                     if start is not None:
                         self._end_window(start)
-                case Figures(write):
+                case TickFigures(write):
                     write()
         for (itl_s, lane), n in streams.items():
             self._metrics.inter_token(itl_s, lane, n)

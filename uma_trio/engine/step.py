@@ -32,14 +32,14 @@ OWN_TEXT: Final = "own text"
 EARLIER_ANSWERS: Final = "earlier answers"
 
 
-class Origin(NamedTuple):
+class DraftOrigin(NamedTuple):
     """The source of a draft, in words for people, and the length of its match, if there is one."""
 
     source: str = ""
     match: int = 0
 
 
-NO_ORIGIN: Final = Origin()
+NO_ORIGIN: Final = DraftOrigin()
 
 
 class Draft(NamedTuple):
@@ -47,7 +47,7 @@ class Draft(NamedTuple):
 
     tokens: tuple[int, ...] = ()
     survival: tuple[float, ...] = ()
-    origin: Origin = NO_ORIGIN
+    origin: DraftOrigin = NO_ORIGIN
 
 
 NO_DRAFT: Final = Draft()
@@ -70,7 +70,7 @@ class Step(NamedTuple):
     first_row: int = 0
     n_rows: int = 0
     drafts: tuple[int, ...] = ()
-    origin: Origin = NO_ORIGIN
+    origin: DraftOrigin = NO_ORIGIN
     n_scored: int = 0
 
 
@@ -92,7 +92,7 @@ class Drawn(NamedTuple):
 
 
 @frozen
-class Fault:
+class StepFault:
     """The reason why a step gave no token. Its request ends with this code and message."""
 
     code: str
@@ -100,12 +100,12 @@ class Fault:
 
 
 FAULTS: Final = {
-    NOT_FINITE: Fault(
+    NOT_FINITE: StepFault(
         "E_RUNTIME_003",
         "the model produced logits that are not numbers; "
         "send the request again, and check the model file if it happens again",
     ),
-    IMPOSSIBLE: Fault(
+    IMPOSSIBLE: StepFault(
         "E_RUNTIME_005",
         "no token continues the answer as its schema or grammar asks; simplify that, or bias less",
     ),
@@ -113,11 +113,11 @@ FAULTS: Final = {
 """What :class:`Choice` answers in place of a token, and what that says."""
 
 
-def fault_of(fault: Fault, constraint: Constraint | None) -> Fault:
+def fault_of(fault: StepFault, constraint: Constraint | None) -> StepFault:
     """Return what to say of a fault: a limit, if it is one that leaves the constraint no way on."""
     if fault is not FAULTS[IMPOSSIBLE] or constraint is None or constraint.problem is None:
         return fault
-    return Fault("E_LIMIT_007", constraint.problem)
+    return StepFault("E_LIMIT_007", constraint.problem)
 
 
 class Outcome(NamedTuple):
@@ -132,7 +132,7 @@ class Outcome(NamedTuple):
     step: Step
     kept: int
     tokens: tuple[Drawn, ...] = ()
-    fault: Fault | None = None
+    fault: StepFault | None = None
     late: bool = False
     scores: Mapping[int, TokenLogprobs] = {}
 

@@ -60,7 +60,7 @@ def probabilities(
 
 
 @frozen
-class Place:
+class TokenPlace:
     """A token of a text, where in it the token begins, and what the model thought of it, if anything."""
 
     token_id: int
@@ -70,29 +70,29 @@ class Place:
 
 def prompt_places(
     prompt: Sequence[int], done: PromptDone | None, served: ServedModel
-) -> list[Place]:
+) -> list[TokenPlace]:
     """Return the tokens of a prompt if it was scored. Nothing is known of the first."""
     if done is None or done.logprobs is None:
         return []
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     places, offset = [], 0
     for token, logprobs in zip(prompt, (None, *done.logprobs), strict=True):
-        places.append(Place(token, offset, logprobs))
+        places.append(TokenPlace(token, offset, logprobs))
         offset += len(decoder.decode(served.detokenize((token,))))
     return places
 
 
-def answer_places(tokens: Iterable[TokenOut], offset: int = 0) -> list[Place]:
+def answer_places(tokens: Iterable[TokenOut], offset: int = 0) -> list[TokenPlace]:
     """Return the tokens of an answer whose text begins at `offset`, if their logprobs are known."""
     places = []
     for token in tokens:
         if token.logprobs is not None:
-            places.append(Place(token.token_id, offset, token.logprobs))
+            places.append(TokenPlace(token.token_id, offset, token.logprobs))
         offset += len(token.text)
     return places
 
 
-def text_logprobs(places: Sequence[Place], served: ServedModel) -> dict[str, Any] | None:
+def text_logprobs(places: Sequence[TokenPlace], served: ServedModel) -> dict[str, Any] | None:
     """Return the `logprobs` of a text's choice; None if there are none."""
     if not places:
         return None

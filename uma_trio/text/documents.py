@@ -53,7 +53,7 @@ def wants_results_inside(source: str) -> bool:
 def messages_of(messages: Sequence[Message], veil: Veil, habits: Habits) -> list[dict[str, Any]]:
     """Return what a template is told of a conversation."""
     ids = _Ids(messages, habits)
-    arguments = Arguments(habits)
+    arguments = CallArguments(habits)
     told = [
         _message(message, place, veil, habits, ids, arguments)
         for place, message in enumerate(messages)
@@ -84,7 +84,7 @@ def _function(tool: Tool) -> dict[str, Any]:
 
 
 def _message(
-    message: Message, place: int, veil: Veil, habits: Habits, ids: _Ids, arguments: Arguments
+    message: Message, place: int, veil: Veil, habits: Habits, ids: _Ids, arguments: CallArguments
 ) -> dict[str, Any]:
     content: str | None = veil.content(message.content, place, message.role)
     if habits.null_content and message.calls and not message.content:
@@ -132,7 +132,7 @@ def nine(id_: str) -> str:
     return id_ if _NINE.fullmatch(id_) else hashlib.sha256(id_.encode()).hexdigest()[:9]
 
 
-class Arguments:
+class CallArguments:
     """Reads the arguments of the calls of one conversation, up to `MAX_VALUES` of them."""
 
     def __init__(self, habits: Habits) -> None:

@@ -25,7 +25,7 @@ from uma_trio.engine.step import (
     NO_DRAFT,
     OWN_TEXT,
     Draft,
-    Origin,
+    DraftOrigin,
     Outcome,
 )
 
@@ -56,7 +56,7 @@ class _Guessed:
         self.prompt = prompt
         self.lookup = Lookup(len(prompt), begun)
         self.survival = Survival()
-        self.first: tuple[int, int, Origin] | None = None
+        self.first: tuple[int, int, DraftOrigin] | None = None
 
 
 class Drafter:
@@ -181,7 +181,7 @@ class Drafter:
         if place == outcome.step.start + outcome.step.n_tokens:
             self._judge(guessed, origin, int(token == outcome.tokens[0].token), 1)
 
-    def _judge(self, guessed: _Guessed, origin: Origin, right: int, tried: int) -> None:
+    def _judge(self, guessed: _Guessed, origin: DraftOrigin, right: int, tried: int) -> None:
         guessed.first = None
         guessed.survival.learn(origin, right, tried, FADE)
         self._shared.learn(origin, right, tried, SHARED_FADE)
@@ -205,16 +205,16 @@ class Drafter:
         if longer > match:
             drafts, match, source = others, longer, EARLIER_ANSWERS
         drafts = _before_an_end(drafts, sequence.sampler.ends)
-        return Draft(drafts, origin=Origin(source, match)) if drafts else NO_DRAFT
+        return Draft(drafts, origin=DraftOrigin(source, match)) if drafts else NO_DRAFT
 
-    def _survival(self, own: Survival, origin: Origin, n: int) -> tuple[float, ...]:
+    def _survival(self, own: Survival, origin: DraftOrigin, n: int) -> tuple[float, ...]:
         """Return for each of `n` guesses the chance that it and all before it are right."""
         own.forget(origin, REST)
         self._shared.forget(origin, SHARED_REST)
         chances = self._chances(own, origin)
         return tuple(accumulate([chances[part] for part in _PARTS[:n]], mul))
 
-    def _chances(self, own: Survival, origin: Origin) -> list[float]:
+    def _chances(self, own: Survival, origin: DraftOrigin) -> list[float]:
         """Return for each part of the distances the chance that a guess of `origin` is right."""
         first = (FIRST_BELIEF[bucket_of(origin.match)],) * PARTS
         beliefs = self._shared.chances(origin, first, SHARED_WEIGHT)

@@ -24,7 +24,7 @@ MOST_WAITING = 64  # answers that are not indexed yet
 BORDER = -1  # between two answers: no token
 
 
-class Answers:
+class EarlierAnswers:
     """The latest tokens of one namespace's answers, in a ring, and where runs of them stood.
 
     What is overwritten is forgotten at once, so that adding a token takes the same time however many
@@ -91,7 +91,7 @@ class Pool:
     """The answers of each namespace. Answers are taken in little by little, the oldest go."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[str, Answers] = OrderedDict()
+        self._answers: OrderedDict[str, EarlierAnswers] = OrderedDict()
         self._waiting: deque[tuple[str, IntArray, Path]] = deque(maxlen=MOST_WAITING)
 
     def add(self, namespace: str, tokens: IntArray, program: Path = ()) -> None:
@@ -135,8 +135,8 @@ class Pool:
         answers = None if namespace is None else self._answers.get(namespace)
         return ((), 0) if answers is None else answers.propose(tokens, known, most)
 
-    def _of(self, namespace: str) -> Answers:
-        answers = self._answers.setdefault(namespace, Answers())
+    def _of(self, namespace: str) -> EarlierAnswers:
+        answers = self._answers.setdefault(namespace, EarlierAnswers())
         self._answers.move_to_end(namespace)
         if len(self._answers) > MOST_NAMESPACES:
             self._answers.popitem(last=False)

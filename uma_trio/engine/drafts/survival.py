@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uma_trio.engine.step import Origin
+from uma_trio.engine.step import DraftOrigin
 
 # How often the first guess behind a match of at least so many tokens was right in replayed agent
 # steps, edits and prose, as the belief to begin with.
@@ -28,7 +28,7 @@ class Survival:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
 
-    def learn(self, origin: Origin, right: int, tried: int, fade: float) -> None:
+    def learn(self, origin: DraftOrigin, right: int, tried: int, fade: float) -> None:
         """Note that of `tried` guesses the first `right` were right."""
         self.forget(origin, fade)
         rights, judged = self._of(origin)
@@ -37,12 +37,12 @@ class Survival:
             judged[part] += 1.0
             rights[part] += distance < right
 
-    def forget(self, origin: Origin, fade: float) -> None:
+    def forget(self, origin: DraftOrigin, fade: float) -> None:
         """Let what was seen of guesses like these count less."""
         for counts in self._of(origin):
             counts[:] = [fade * n for n in counts]
 
-    def chances(self, origin: Origin, beliefs: Sequence[float], weight: float) -> list[float]:
+    def chances(self, origin: DraftOrigin, beliefs: Sequence[float], weight: float) -> list[float]:
         """Return for each part of the distances the chance that a guess is right.
 
         A belief counts as much as `weight` guesses. Guesses that are found to be wrong so many times as
@@ -57,7 +57,7 @@ class Survival:
             chances.append(chance)
         return chances
 
-    def _of(self, origin: Origin) -> tuple[list[float], list[float]]:
+    def _of(self, origin: DraftOrigin) -> tuple[list[float], list[float]]:
         key = origin.source, bucket_of(origin.match)
         counts = self._counts.get(key)
         if counts is None:

@@ -24,9 +24,9 @@ from uma_trio.engine.prefix.leaves import Leaf, Leaves
 from uma_trio.engine.prefix.pages import Page, common
 from uma_trio.engine.prefix.room import Room
 from uma_trio.engine.prefix.saving import Saving
-from uma_trio.engine.prefix.search import Found, Source, search, shared_with
+from uma_trio.engine.prefix.search import FoundPrefix, Source, search, shared_with
 from uma_trio.engine.prefix.store import PageStore
-from uma_trio.engine.prefix.usage import Reuse, Usage
+from uma_trio.engine.prefix.usage import NamespaceUse, Reuse
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.engine.side import Ledger
@@ -42,7 +42,7 @@ class _Held:
 
     sequence: Sequence
     source: Source
-    found: Found
+    found: FoundPrefix
     pages: deque[Page] = field(factory=deque)
     leader: int | None = None
     coming: int = 0
@@ -85,16 +85,16 @@ class PrefixCache:
         self.hits: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.tokens_saved = 0
-        self.usage = Usage()
+        self.usage = NamespaceUse()
         self._promoted: dict[int, Lane] = {}  # leaders of persons, by what their own lane is
         self._waited_for: set[int] = set()  # leaders who are due when their followers are
 
     # --- a request comes ---
 
-    def begin(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Found:
+    def begin(self, sequence: Sequence, running: Mapping[int, Sequence]) -> FoundPrefix:
         """Give a request with a new slot its cached prefix; return the result of the search."""
         if not self.on:
-            return Found()
+            return FoundPrefix()
         if self._empties_for(sequence, running):
             self.room.empty()
         submit = sequence.submit
@@ -108,7 +108,7 @@ class PrefixCache:
         self.room.make_way(len(sequence.tokens) - max(found.resident, found.saved), found.leaf)
         return found
 
-    def _note_miss(self, sequence: Sequence, found: Found) -> None:
+    def _note_miss(self, sequence: Sequence, found: FoundPrefix) -> None:
         """Count a prompt, and pages that were evicted and would have been used now."""
         namespace = sequence.submit.namespace
         if namespace is None or not sequence.submit.keeps:
@@ -119,10 +119,10 @@ class PrefixCache:
             missed = self.store.miss(namespace, page, sequence.tokens[: sequence.known - 1])
             use.missed += PAGE * missed
 
-    def search(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Found:
+    def search(self, sequence: Sequence, running: Mapping[int, Sequence]) -> FoundPrefix:
         """Return what of a request is cached, or about to be; nothing changes."""
         if not self.on:
-            return Found()
+            return FoundPrefix()
         return search(sequence, self._leaders(running), self.leaves, self.store)
 
     def shared_with(self, sequence: Sequence, running: Mapping[int, Sequence]) -> int:
@@ -133,7 +133,7 @@ class PrefixCache:
         """
         return shared_with(sequence, running.values()) if self.on else 0
 
-    def _waits(self, sequence: Sequence, found: Found) -> bool:
+    def _waits(self, sequence: Sequence, found: FoundPrefix) -> bool:
         """Hold a request until another has computed what they share, if that is worth it."""
         leader = found.leader
         if leader is None or not found.waits(sequence.known - 1):
@@ -178,7 +178,7 @@ class PrefixCache:
         held = self.held.get(sequence.handle)
         return held is not None and held.leader is not None
 
-    def _take(self, sequence: Sequence, found: Found, source: Source | None = None) -> None:
+    def _take(self, sequence: Sequence, found: FoundPrefix, source: Source | None = None) -> None:
         """Share what is resident, then restore what is saved beyond that."""
         pages = found.pages if self.saving.worth_restoring(found.pages) else ()
         n = min(found.resident, pages[0].start) if pages else found.resident
@@ -208,7 +208,7 @@ class PrefixCache:
             return False
         return all(other is sequence for other in running.values())
 
-    def _begin_from(self, sequence: Sequence, n: int, source: Source, found: Found) -> None:
+    def _begin_from(self, sequence: Sequence, n: int, source: Source, found: FoundPrefix) -> None:
         """Let a request go on from what its slot holds, if that is whole."""
         backend, slot, window = self._backend, sequence.slot, self._limits.window
         # The last token has the logits. Without flash attention one row alone is summed in another order than

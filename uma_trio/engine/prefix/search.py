@@ -18,7 +18,7 @@ Source = Literal["running", "leaf", "saved", "fork"]
 
 
 @frozen(eq=False)
-class Found:
+class FoundPrefix:
     """The result of a search, in tokens.
 
     `resident` tokens are in the KV cache, in the cells of `seq`; `saved` tokens are in pages up to
@@ -59,7 +59,7 @@ class Found:
 
 def search(
     sequence: Sequence, running: Iterable[Sequence], leaves: Leaves, store: PageStore
-) -> Found:
+) -> FoundPrefix:
     """Return the cached part of the tokens that `sequence` has to compute, without the last token.
 
     The last token is always computed, because no cell has its logits. Only the request's own
@@ -67,7 +67,7 @@ def search(
     """
     namespace, tokens = sequence.submit.namespace, sequence.tokens[: sequence.known - 1]
     if namespace is None or not len(tokens):
-        return Found()
+        return FoundPrefix()
     best, seq, best_leaf, coming, leader = 0, -1, None, 0, None
     nearest: tuple[int, int] = (0, -1)
     for leaf in leaves:
@@ -90,7 +90,7 @@ def search(
         nearest = max(nearest, (saved, _behind(page, saved)))
     if best < LEAST_HIT:
         best, seq, best_leaf = 0, -1, None
-    return Found(best, seq, best_leaf, page, saved, leader, coming, *nearest)
+    return FoundPrefix(best, seq, best_leaf, page, saved, leader, coming, *nearest)
 
 
 def shared_with(sequence: Sequence, running: Iterable[Sequence]) -> int:

@@ -30,7 +30,7 @@ class Use:
 
 
 @define(eq=False)
-class Usage:
+class NamespaceUse:
     """The use of the cache by namespace, since the start or the last clear."""
 
     _by_namespace: OrderedDict[str, Use] = field(factory=OrderedDict)
