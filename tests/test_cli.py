@@ -30,7 +30,7 @@ from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_bytes
 from uma_trio.cli import checks
 from uma_trio.cli.check_place import check_socket
-from uma_trio.cli.check_running import check_running, judge_prefix
+from uma_trio.cli.check_running import SelfReport, asked, judge_prefix, judge_running
 from uma_trio.cli.checks import (
     check_limits,
     check_model,
@@ -502,12 +502,13 @@ def test_doctor_says_what_twice_the_memory_would_have_saved() -> None:
 
 def test_doctor_says_nothing_of_a_cache_where_no_daemon_answers(folder: Path) -> None:
     """Nobody there, a socket that was left behind, and what is no daemon."""
-    assert check_running(folder / "uma.sock") == []
+    assert asked(folder / "uma.sock") == SelfReport()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "dead"))
-    assert check_running(folder / "dead") == []
+    assert asked(folder / "dead") == SelfReport()
     (folder / "file").write_text("a file", encoding="utf-8")
-    assert check_running(folder / "file") == []
+    assert asked(folder / "file") == SelfReport()
+    assert judge_running(SelfReport()) == []
 
 
 def test_doctor_names_processor_features_that_are_not_used() -> None:

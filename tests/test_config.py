@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 from attrs.exceptions import FrozenInstanceError
 
@@ -13,7 +14,7 @@ from uma_trio.config.groups import grouped
 from uma_trio.config.option import ConfigError, show
 from uma_trio.config.options import OPTIONS, Config, replace
 from uma_trio.config.reserved import RESERVED
-from uma_trio.config.settings import flag_key, known_env, known_keys, load
+from uma_trio.config.settings import flag_key, known_env, known_keys, load, restated
 from uma_trio.policy.state import Contract
 from uma_trio.wiring import chosen_policy, engine_settings
 
@@ -180,6 +181,19 @@ def test_a_setting_knows_where_it_was_written(tmp_path: Path) -> None:
     assert load({}, {"UMA_SOCK": "s"}).source("socket") == "UMA_SOCK"
     with pytest.raises(ConfigError, match=r"^--policy luck: no policy is called 'luck'"):
         chosen_policy(config)
+
+
+def test_settings_are_stated_again_as_flags_that_mean_the_same(tmp_path: Path) -> None:
+    """Those that were given, wherever they were; a path is whole; what is no single text is left out."""
+    file = tmp_path / "c.yaml"
+    file.write_text("parallel: 3\nprefix_ram: 1GiB\nmax_queue: 9\nmodel_dir: [a, b]\n", "utf-8")
+    env = {"UMA_HTTP": "8080", "UMA_SOCK": str(tmp_path / "s")}
+    config = load({"config": str(file), "latency_cap": "1.5", "mlock": True}, env=env)
+    again = restated(config)
+    assert again["prefix_ram"] == "1073741824"
+    assert "model_dir" not in again
+    assert attrs.evolve(config, model_dir=()) == load(again, env={})
+    assert restated(load({}, env={"HOME": str(tmp_path)})) == {}
 
 
 def test_what_is_promised_is_what_the_options_say() -> None:

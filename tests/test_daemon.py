@@ -25,7 +25,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from uma_trio.cli.check_running import judge_prefix, running_metrics
+from uma_trio.cli.check_running import asked, judge_prefix
+from uma_trio.cli.doctor import examine
 from uma_trio.cli.explain import explain as explain_verb
 from uma_trio.cli.ps import ps as ps_verb
 from uma_trio.client import Client, ConnectionFailed, ServerError, connect, generate_sync
@@ -226,12 +227,26 @@ def test_doctor_asks_the_daemon_that_runs_what_its_prefix_cache_saved() -> None:
     """The same prompt twice: but for the last token, half of all needed no computing."""
     with daemon() as running:
         path = Path(running.path)
-        assert judge_prefix(running_metrics(path)) == []
+        assert judge_prefix(asked(path).metrics) == []
         for _ in range(2):
             list(generate_sync("hello " * 20, running.path, max_tokens=2))
-        (found,) = judge_prefix(running_metrics(path))
+        (found,) = judge_prefix(asked(path).metrics)
     assert found.weight == "ok"
     assert re.search(r"computed 5\d% of 24\d prompt tokens", found.what)
+
+
+def test_doctor_judges_the_settings_of_the_daemon_that_runs(tmp_path: Path) -> None:
+    """Not those that it was called with itself; but whoever names an option asks about that."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    with daemon(f"http={port}", "parallel=3", "prefix_ram=1GiB") as running:
+        told = {each.about: each.what for each in examine({"socket": running.path})}
+        assert told["http"] == f"http://127.0.0.1:{port} is served by a daemon"
+        assert "--parallel=3" in told["settings"]
+        assert told["prefix cache"].endswith("take up to 1.07 GB")
+        told = {each.about: each.what for each in examine({"socket": running.path, "n_ctx": "512"})}
+        assert told["http"].startswith("off")
+        assert "settings" not in told
 
 
 def test_two_hundred_clients_one_after_another() -> None:

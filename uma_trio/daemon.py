@@ -25,6 +25,7 @@ from uma_protocol import Code
 from uma_trio.backend.base import Backend, Limits, ModelInfo
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.config.options import Config
+from uma_trio.config.settings import restated
 from uma_trio.deployment import Deployment, Loaded, Machine, deployed, load
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.inbox import Bell
@@ -194,7 +195,7 @@ class _Daemon:
         self._log = log.get("daemon")
         metrics = Metrics()
         self._scorekeeper = ScoreKeeper(metrics, config.scorecard_interval_s, table)
-        self._service = service = _service(metrics)
+        self._service = service = _service(metrics, config)
         self._presence = Presence(time.monotonic, service.directory)
         self._deployments: list[Deployment] = []
         self._gone: dict[Engine, trio.Event] = {}
@@ -500,8 +501,9 @@ def _close_all(entries: Sequence[Entry]) -> None:
             entry.held.close()
 
 
-def _service(metrics: Metrics) -> Service:
+def _service(metrics: Metrics, config: Config) -> Service:
     return Service(
+        settings=restated(config),
         telemetry=metrics,
         clock=time.monotonic,
         run_blocking=in_threads(HELPERS),

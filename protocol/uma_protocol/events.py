@@ -333,13 +333,17 @@ class Ok(_Event, frozen=True, tag="ok"):
 
 
 class Sessions(_Event, frozen=True, omit_defaults=True, tag="sessions"):
-    """The answer to `ListSessions`. `waiting` requests have no slot; of many of them only some are listed."""
+    """The answer to `ListSessions`. `waiting` requests have no slot; of many of them only some are listed.
+
+    `settings` are those that the daemon was given, by the names of their flags; only an operator is told them.
+    """
 
     sessions: tuple[SessionInfo, ...]
     waiting: int = 0
     memory: MemoryInfo | None = None
     models: tuple[ModelInfo, ...] = ()
     ticks: tuple[TickInfo, ...] = ()
+    settings: dict[str, str] | None = None
 
 
 class Explanation(_Event, frozen=True, tag="explain"):

@@ -1,10 +1,13 @@
-"""What `doctor` asks a running daemon about itself: one answer, its metrics, judged by the parts below."""
+"""What `doctor` asks a running daemon about itself: its settings, and its metrics, judged by the parts below."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from attrs import field, frozen
 
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import leaves
@@ -19,9 +22,23 @@ LATE_MS: Final = 5.0
 _PATIENCE_S: Final = 2.0
 
 
-def check_running(path: Path) -> list[Finding]:
-    """See how the daemon on the socket `path` does; nothing if none answers."""
-    metrics = running_metrics(path)
+@frozen
+class SelfReport:
+    """What a daemon says of itself. `settings` are those that it was given; None if it does not tell us."""
+
+    metrics: Mapping[str, Any] = field(factory=dict)
+    settings: Mapping[str, str] | None = None
+
+    @property
+    def flags(self) -> str:
+        """Its settings as they are typed."""
+        given = (self.settings or {}).items()
+        return shlex.join(f"--{name.replace('_', '-')}={text}" for name, text in given)
+
+
+def judge_running(running: SelfReport) -> list[Finding]:
+    """Say how a daemon does; nothing if none answered."""
+    metrics = running.metrics
     return [*judge_prefix(metrics), *judge_lag(metrics), *judge_measured(metrics)]
 
 
@@ -68,22 +85,24 @@ def judge_measured(metrics: Mapping[str, Any]) -> list[Finding]:
     return [Finding("cost table", "slow", in_words(others), fix)] if others else []
 
 
-def running_metrics(path: Path) -> dict[str, Any]:
-    """Return the metrics of the daemon on `path`; none unless one answers soon."""
+def asked(path: Path) -> SelfReport:
+    """Return what the daemon on the socket `path` says of itself; nothing unless one answers soon."""
     import trio
 
     from uma_protocol import ProtocolError
     from uma_trio.client import Client, ConnectionFailed, ServerError
 
-    async def ask() -> dict[str, Any]:
+    async def ask() -> SelfReport:
         with trio.move_on_after(_PATIENCE_S):
-            return await Client(path).metrics()
-        return {}
+            client = Client(path)
+            metrics = await client.metrics()
+            return SelfReport(metrics, (await client.overview()).settings)
+        return SelfReport()
 
     try:
         return trio.run(ask)
     except BaseException as error:
         known = (ConnectionFailed, ServerError, ProtocolError, OSError)
         if all(isinstance(cause, known) for cause in leaves(error)):
-            return {}
+            return SelfReport()
         raise

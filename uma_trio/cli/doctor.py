@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from uma_trio import __version__
 from uma_trio.cli import checks
 from uma_trio.cli.check_place import check_http, check_socket
-from uma_trio.cli.check_running import check_running
+from uma_trio.cli.check_running import asked, judge_running
 from uma_trio.cli.check_shapes import check_shapes
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
@@ -83,6 +83,8 @@ def doctor(
 ) -> int:
     """Find problems that would stop or slow the daemon, and print their fixes.
 
+    A daemon that runs is asked for its settings; with other options than --socket, those are judged instead.
+
     Exit status: 0 if the daemon can run, 1 if a problem prevents it.
     """
     flags = {
@@ -121,13 +123,18 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
     except ConfigError as error:
         findings.append(Finding("settings", "blocks", str(error)))
         config = Config()
+    running = asked(config.socket)
+    if running.settings is not None and not _assumes(flags):
+        config = settings.load({**running.settings, "socket": str(config.socket)}, env={})
+        told = f"those of the running daemon: {running.flags or 'its defaults'}"
+        findings.append(Finding("settings", "ok", told))
     llama = checks.probe_llama(config.llama)
     every: tuple[Callable[[], list[Finding]], ...] = (
         lambda: checks.check_llama(llama),
         lambda: checks.check_policy(config),
         lambda: checks.check_model(config, llama.devices),
         lambda: check_socket(config.socket),
-        lambda: check_running(config.socket),
+        lambda: judge_running(running),
         lambda: check_http(config),
         lambda: checks.check_limits(config),
         check_shapes,
@@ -135,6 +142,11 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
     for check in every:
         findings += check()
     return findings
+
+
+def _assumes(flags: dict[str, str | None]) -> bool:
+    """Whether somebody asks about a daemon that is not started yet, and not about the one that runs."""
+    return any(value is not None for name, value in flags.items() if name != "socket")
 
 
 def _show(findings: list[Finding], flags: dict[str, str | None]) -> None:

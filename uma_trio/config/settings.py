@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uma_trio.config.models import SECTION, ModelSpec, check_names, further_models, read_models
-from uma_trio.config.option import ConfigError, Option, as_written
+from uma_trio.config.option import ConfigError, Option, as_written, show
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, users_file
 from uma_trio.config.reserved import RESERVED
@@ -90,6 +90,28 @@ def load(
     named = {config.source(name): getattr(config, name) for name in settings}
     _refuse_one_file_twice({named_by: path, **named})
     return config
+
+
+def restated(config: Config) -> dict[str, str]:
+    """Return the settings that were given, as the flags of :func:`load` that mean the same in any folder.
+
+    What no single text says, as several folders or further models, is left out.
+    """
+    found = {}
+    for item in OPTIONS:
+        value = getattr(config, item.name)
+        if item.name not in config.sources or value is None:
+            continue
+        if isinstance(value, Path) and value.exists():
+            value = value.absolute()
+        text = show(value)
+        try:
+            is_same = item.value(text, item.flag) == value
+        except ConfigError:
+            continue
+        if is_same:
+            found[flag_key(item.flag)] = text
+    return found
 
 
 def _file_of_settings(

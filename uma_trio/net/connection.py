@@ -407,6 +407,7 @@ class Connection:
             memory=memory_info(snapshots),
             models=models_info(service),
             ticks=await telling.latest(service, viewer, ticks, now) if ticks else (),
+            settings=dict(service.settings) if self._principal.is_operator else None,
         )
 
     def _on_explain(self, request: Explain) -> None:

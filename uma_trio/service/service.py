@@ -93,9 +93,12 @@ class Service:
         timer: Timer | None = None,
         give_memory_back: Callable[[], None] | None = None,
         log_request: LogRequest = no_log,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.telemetry = telemetry
         self.clock = clock
+        #: What the daemon was told, by the names of flags, for an operator who asks.
+        self.settings: Mapping[str, str] = settings or {}
         self.directory = Directory()
         self.shares = Shares()
         directory = self.directory
