@@ -141,5 +141,31 @@ def called(base_url: str) -> None:
     print("ok")
 
 
+def embedded(base_url: str) -> None:
+    """Vectors of texts from a second model, beside chats with the first."""
+    client = ollama.Client(host=base_url)
+    found = client.embed(model="any", input=["a fox", "the sea"])
+    one, two = found.embeddings
+    assert len(one) == len(two) > 8
+    assert one != two
+    assert abs(sum(x * x for x in one) - 1) < 1e-3
+    assert found.prompt_eval_count
+    (alone,) = client.embed(model="any", input="a fox").embeddings
+    # Computed beside another text a vector differs in its last bits.
+    assert max(abs(x - y) for x, y in zip(one, alone, strict=True)) < 1e-3
+    assert len(client.embed(model="any", input="a fox", dimensions=8).embeddings[0]) == 8
+    assert len(client.embeddings(model="any", prompt="a fox").embedding) == len(one)
+    error = raised(lambda: client.embed(model="any", input="fox " * 4000, truncate=False))
+    assert error.status_code == 400, error
+    names = [model.model for model in client.list().models]
+    assert len(names) == len(set(names)) == 2, names
+    assert len(client.ps().models) == 2
+    assert client.chat(model="any", messages=SAID, options={"num_predict": 2}).message.content
+    vectors = asyncio.run(ollama.AsyncClient(host=base_url).embed(model="any", input=["a fox"]))
+    assert vectors.embeddings == [alone]
+    print("ok")
+
+
 if __name__ == "__main__":
-    (called if "--tools" in sys.argv else main)(sys.argv[1])
+    kinds = {"--tools": called, "--embed": embedded}
+    kinds.get(sys.argv[-1], main)(sys.argv[1])

@@ -118,6 +118,30 @@ def test_the_ollama_package_for_python_calls_a_function(tmp_path: Path, python: 
         assert run(python, HERE / "sdk_ollama.py", address, "--tools") == "ok\n"
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_ollama_package_for_python_makes_vectors(tmp_path: Path, python: str) -> None:
+    """Of several texts and of one, cut, too long; beside the model that chats."""
+    having("ollama", python)
+    encoders = pytest.importorskip("models.encoders", reason="gguf is not installed")
+    file = encoders.write_encoder(tmp_path / "small.gguf", encoders.EncoderShape())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "uma_trio", "serve", "--policy", "baseline"),
+        *("--socket", tmp_path / "s", "--http", str(port), "--embedding-model", file),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert "is ready" in daemon.stdout.readline()
+            address = f"http://127.0.0.1:{port}"
+            assert run(python, HERE / "sdk_ollama.py", address, "--embed") == "ok\n"
+        finally:
+            daemon.terminate()
+            daemon.communicate(timeout=60)
+
+
 def test_the_openai_package_for_node(base_url: str) -> None:
     """Its streaming helper is the strictest of all."""
     folder = os.environ.get("UMA_SDK_NODE") or Path(sys.prefix) / "node"
