@@ -536,7 +536,7 @@ def test_a_request_is_explained_and_its_ticks_are_planned_again(
         assert "QUEUED" in listed
         assert explain_verb(int(str(handle)), ticks=5, socket=running.path) == 0
         told = capsys.readouterr().out
-        assert "the slot was busy" in told
+        assert "the slot was busy: by request 1 (editor)" in " ".join(told.split())
         assert "prefill 7 tokens in 1 tick over" in told
         assert "PREDICTED" in told
         assert explain_verb(99, socket=running.path) == 2

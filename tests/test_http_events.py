@@ -10,9 +10,12 @@ import h11
 import pytest
 import trio
 from http_kit import Client, HttpHouse, http_house
-from net_kit import TICK_S
+from net_kit import TICK_S, Recorder
 from trio.testing import MockClock
 
+from uma_protocol import Sessions
+from uma_trio.cli.top import picture
+from uma_trio.cli.top_view import Shown, frame
 from uma_trio.engine.messages import Inspect
 from uma_trio.sockets.principal import Principal
 
@@ -215,3 +218,25 @@ async def test_the_gauge_is_the_metric(autojump_clock: MockClock) -> None:
         for name, value in figures.items():
             if name in metrics:
                 assert value == metrics[name], name
+
+
+async def test_every_place_shows_the_same_figures(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gauge of the page, /metrics, `top` and its picture for programs, to the last digit."""
+    card = {"interactive_p95_ms": 31.2614, "tokens_per_s": 81.93, "tokens_generated_per_s": 50.07}
+    known = {"scorecard": card, "step_ms": 40.0, "interactive_shown_ms": {"count": 7}}
+    monkeypatch.setattr(Recorder, "snapshot", lambda _: known)
+    async with http_house() as daemon:
+        answer = await daemon.ask("GET", "/metrics", Accept="application/json")
+        metrics = json.loads(answer.body)
+        assert metrics["scorecard"] == card
+        watcher = await watch(daemon)
+        (figures,) = [m["figures"] for m in await messages(watcher, 1) if "figures" in m]
+    shown = Shown(found=Sessions(()), figures=metrics)
+    for_programs = picture(shown)["figures"]
+    for name, value in {**card, "step_ms": 40.0}.items():
+        assert figures[name] == for_programs[name] == value, name
+    head = "\n".join(frame(shown, 100, 24))
+    assert "p95 31.3 of 40.0 ms" in head
+    assert "50.1 generated, 81.9 with prompts" in head

@@ -90,6 +90,42 @@ def test_what_is_said_is_text(browser: Any, tmp_path: Path) -> None:
         assert page.title() == "uma-trio"
 
 
+def events(*told: dict[str, Any]) -> str:
+    """Return a stream of server-sent events."""
+    return "".join([*(f"data: {json.dumps(each)}\n\n" for each in told), "data: [DONE]\n\n"])
+
+
+def test_tool_calls_and_names_of_models_are_text(browser: Any, slow: str) -> None:
+    """Whatever a model calls, and whatever a file is called; a model that is loaded says how far it is."""
+    call = {"index": 0, "function": {"name": HOSTILE, "arguments": json.dumps({"x": HOSTILE})}}
+    parts = ({"tool_calls": [call]}, {"tool_calls": [{"index": 0, "function": {"arguments": "…"}}]})
+    stream = events(
+        {"choices": [], "load_progress": {"model": HOSTILE, "state": HOSTILE, "progress": 0.4}},
+        *({"choices": [{"delta": part}]} for part in parts),
+        {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]},
+    )
+    loading = {"value": "loading", "progress": 0.4, "detail": f"{HOSTILE} is loaded, 40 %"}
+    listed = {"data": [{"id": HOSTILE, "status": loading, "meta": {"size": 5, "n_ctx": 9}}]}
+    with visit(browser, slow) as tab:
+        tab.page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+        tab.page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(content_type="text/event-stream", body=stream),
+        )
+        page = tab.open()
+        expect(page.locator("#model option")).to_contain_text("<img")
+        expect(page.locator("#model-state")).to_contain_text("is loaded, 40 %")
+        tab.say("Look at it")
+        expect(page.locator(".call summary")).to_have_text(f"Calls {HOSTILE}")
+        expect(page.locator(".call pre")).to_have_text(json.dumps({"x": HOSTILE}) + "…")
+        expect(page.locator(".turn.model .who")).to_have_text(HOSTILE)
+        page.keyboard.press("Tab")
+        page.goto(f"{slow}/ui/#/batch")
+        expect(page.locator("#models")).to_contain_text("<script>")
+        assert page.locator("main img, main script").count() == 0
+        assert page.title() == "Batch · uma-trio"
+
+
 def test_conversations_stay_and_are_changed(browser: Any, tmp_path: Path) -> None:
     """A reload finds them; an edited question and a retry take the place of what was there."""
     script = tmp_path / "script.json"
@@ -141,6 +177,22 @@ def test_a_daemon_that_dies_is_told_of_and_found_again(browser: Any, tmp_path: P
         with served(port=int(tab.address.rpartition(":")[2])):
             expect(page.locator("#notice")).to_be_hidden()
             expect(page.locator("#state")).to_have_text("connected")
+
+
+def test_the_batch_tells_of_a_daemon_that_dies_and_finds_it_again(browser: Any) -> None:
+    """With the picture that there was; a new daemon's begins anew."""
+    with served(cost="0.02", die="60") as address:
+        tab = Visit(browser, address)
+        page = tab.open("/ui/#/batch")
+        expect(page.locator("#gauges .gauge")).to_have_count(5)
+        with posting(address, app="editor"):
+            expect(page.locator("#legend")).to_contain_text("editor")
+            expect(page.locator("#notice")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("no daemon")
+    with served(port=int(address.rpartition(":")[2])):
+        expect(page.locator("#notice")).to_be_hidden()
+        expect(page.locator("#nothing")).to_be_visible()
+    tab.close()
 
 
 @contextmanager

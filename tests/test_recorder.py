@@ -194,6 +194,7 @@ def test_who_waits_for_a_slot_is_told_so() -> None:
     bench.run()
     stories = [story(bench, handle) for handle in handles]
     assert [record.queue_reason for record in stories] == ["", "", "all 2 slots were busy"]
+    assert stories[2].queue_by == tuple(handles[:2])
     assert stories[2].admitted is not None
     assert stories[2].admitted - stories[2].submitted > 0.01
 

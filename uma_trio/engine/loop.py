@@ -302,7 +302,7 @@ class Engine:
             self._arrived.popleft()
         self.registry.first_tokens.memory = self.memory
         self._places.give(now)
-        self._recorder.queued(self.cells)
+        self._recorder.queued(self.cells, self.registry.running)
 
     def _planned(self, now: float) -> Tick | None:
         """Return the next tick after all that has happened; None if there is nothing to compute."""

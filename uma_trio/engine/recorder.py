@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Several
 
 from attrs import define, evolve, field
@@ -37,6 +37,8 @@ TICKS, REQUESTS = 4096, 256
 SHOWN = 64  # of the requests that live, and of those that ended, when all are asked for
 # A policy of somebody else may write numbers into its reasons; those would never end.
 MOST_REASONS = 12
+#: Requests that are named as a cause; there are never more slots to be waited for than matter to a person.
+MOST_NAMED = 8
 LEAST_ASIDE_S = 1e-4  # shorter is not noted
 LOOKED_AT = 16  # of the latest ticks, for who was computed in place of somebody
 OTHER_REASONS = "other reasons"
@@ -100,6 +102,7 @@ class _Timeline:
     prefill: _Spent = field(factory=_Spent)
     decode: _Spent = field(factory=_Spent)
     queue_reason: str = ""
+    queue_by: tuple[int, ...] = ()
     beginning: Beginning | None = None
     preemptions: int = 0
     preempted_at: float | None = None
@@ -158,14 +161,15 @@ class Recorder:
         timeline = self._live[sequence.handle] = _Timeline(sequence)
         self._new.append(timeline)
 
-    def queued(self, cells: Cells) -> None:
-        """Who came has had a chance of being admitted: note why the others were not."""
+    def queued(self, cells: Cells, running: Iterable[int]) -> None:
+        """Who came has had a chance of being admitted: note why the others were not, and who is `running`."""
         if not self._new:
             return
         for timeline in self._new:
             if timeline.sequence.admitted is not None:
                 continue
             needs, n_slots = timeline.sequence.cells, cells.n_slots
+            timeline.queue_by = tuple(itertools.islice(running, MOST_NAMED))
             if cells.free_slots <= 0:
                 timeline.queue_reason = (
                     "the slot was busy" if n_slots == 1 else f"all {n_slots} slots were busy"
@@ -176,6 +180,7 @@ class Recorder:
                 )
             else:
                 timeline.queue_reason = "room was kept for requests before it"
+                timeline.queue_by = ()
         self._new.clear()
 
     def admitted(self, handle: int, now: float) -> None:
@@ -441,6 +446,7 @@ def _record(
         first_token=sequence.first_token,
         ended=now if reason else None,
         queue_reason=timeline.queue_reason,
+        queue_by=timeline.queue_by,
         passed_over=sequence.passed_over,
         preemptions=timeline.preemptions,
         preempted_s=preempted_s,

@@ -131,7 +131,8 @@ class RequestRecord:
     tick, its time is the sum of what it waited in the queue, `preempted_s`, `parked_s` (its
     reader was behind), `prefix_s` (its beginning was restored, or another request computed it), `aside_s` (between
     two ticks the engine did side work, or computed another model), `mask_s` (what a schema or grammar allows next was
-    not known yet) and what it spent computing and waiting in the two phases. `wait` is what keeps it while it lives.
+    not known yet) and what it spent computing and waiting in the two phases. `queue_by` had the slots and the cells when it came. `wait` is
+    what keeps it while it lives.
     """
 
     handle: int
@@ -144,6 +145,7 @@ class RequestRecord:
     first_token: float | None = None
     ended: float | None = None
     queue_reason: str = ""
+    queue_by: tuple[int, ...] = ()
     passed_over: int = 0
     preemptions: int = 0
     preempted_s: float = 0.0

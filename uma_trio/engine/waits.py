@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-from uma_trio.engine.recorder import LATE, Recorder
+from uma_trio.engine.recorder import LATE, MOST_NAMED, Recorder
 from uma_trio.engine.records import Wait
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 
-#: Requests that are named as the cause; there are never more slots to be waited for than matter to a person.
-MOST_NAMED: Final = 8
 BEHIND: Final = "its reader is behind"
 
 

@@ -194,7 +194,7 @@ def _timeline(record: RequestRecord, now: float, looks: Looks) -> StoryInfo:
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
         queue_ms=_ms(admitted - record.submitted),
-        queue_reason=record.queue_reason or None,
+        queue_reason=_clipped(looks.wait(_queued(record))) or None,
         passed_over=record.passed_over,
         ttft_ms=None if first is None else _ms(first - record.submitted),
         parked_ms=_ms(record.parked_s),
@@ -220,6 +220,11 @@ def _timeline(record: RequestRecord, now: float, looks: Looks) -> StoryInfo:
         beginning=_beginning(record, looks),
         choice=named.choice,
     )
+
+
+def _queued(record: RequestRecord) -> Wait | None:
+    """Return what it had to wait for when it came, if it had."""
+    return Wait(record.queue_reason, record.queue_by) if record.queue_reason else None
 
 
 def _beginning(record: RequestRecord, looks: Looks) -> BeginningInfo | None:

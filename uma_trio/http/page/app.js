@@ -358,16 +358,15 @@ function footOf(turn) {
 	turn.node.querySelector(".foot").replaceChildren(...(turn.stats ? [el("span.stats", statsText(turn.stats))] : []), el("div.acts", foot));
 }
 
-function statsText(stats) {
-	const parts = [];
-	if (stats.ttft !== undefined) parts.push(`first token ${seconds(stats.ttft)}`);
-	if (stats.rate) parts.push(`${stats.rate.toFixed(stats.rate < 100 ? 1 : 0)} tokens/s`);
-	if (stats.tokens) parts.push(plural(stats.tokens, "token"));
-	if (stats.prompt) parts.push(`${Math.round((100 * stats.cached) / stats.prompt)} % of ${count(stats.prompt)} prompt tokens cached`);
-	if (stats.queue > 100) parts.push(`${seconds(stats.queue)} in the queue`);
-	if (stats.reason === "length") parts.push("cut at its limit");
-	if (stats.reason === "stopped") parts.push("stopped");
-	return parts.join(" · ");
+function statsText({ ttft, rate, tokens, prompt, cached, queue, reason }) {
+	return [
+		ttft !== undefined && `first token ${seconds(ttft)}`,
+		rate && `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s`,
+		tokens && plural(tokens, "token"),
+		prompt && `${Math.round((100 * cached) / prompt)} % of ${count(prompt)} prompt tokens cached`,
+		queue > 100 && `${seconds(queue)} in the queue`,
+		{ length: "cut at its limit", stopped: "stopped" }[reason],
+	].filter(Boolean).join(" · ");
 }
 
 function edit(turn) {
@@ -473,6 +472,8 @@ async function follow(answered, run) {
 			const { total, processed, cache } = told.prompt_progress;
 			turn.wait = { text: `Reading the prompt: ${count(processed)} of ${count(total)} tokens${cache ? `, ${count(cache)} were cached` : ""}`, of: total, at: processed };
 		}
+		const load = told.load_progress;
+		if (load) turn.wait = { text: load.state, of: 1, at: load.progress };
 		const thought = delta.reasoning_content ?? delta.reasoning;
 		if (delta.content || thought || delta.tool_calls) { turn.wait = null; turn.stats.ttft ??= performance.now() - run.at; }
 		if (delta.content) turn.content += delta.content;
@@ -507,7 +508,7 @@ function showBusy() {
 
 function showModels() {
 	const sizeOf = (one) => [one.meta?.size && bytes(one.meta.size), one.meta?.n_ctx && `${count(one.meta.n_ctx)} tokens of context`].filter(Boolean).join(", ");
-	$("models").replaceChildren(...models.map((one) => el("li", el("b", one.id), ` ${one.writes ? "" : "vectors or scores, "}${one.state}`, el("div.hint", sizeOf(one)))));
+	$("models").replaceChildren(...models.map((one) => el("li", el("b", one.id), ` ${one.writes ? "" : "vectors or scores, "}${one.state}`, el("div.hint", one.status?.detail ?? sizeOf(one)))));
 	const writing = models.filter((one) => one.writes);
 	const chosen = writing.some((one) => one.id === talk.model) ? talk.model : writing[0]?.id ?? "";
 	const now = writing.map((one) => `${one.id} ${one.state}`).join("\n") + chosen;
@@ -517,7 +518,7 @@ function showModels() {
 	}
 	const model = writing.find((one) => one.id === chosen);
 	const room = model?.meta?.n_ctx;
-	$("model-state").textContent = !model ? "" : model.state === "loaded" ? (room ? `${count(room)} tokens of context` : "") : model.state === "loading" ? "is being loaded" : model.state === "failed" ? "could not be loaded" : "is loaded with the first message";
+	$("model-state").textContent = { loaded: room ? `${count(room)} tokens of context` : "", loading: model?.status.detail ?? "is being loaded", failed: "could not be loaded", unloaded: "is loaded with the first message" }[model?.state] ?? "";
 }
 
 function grow() {
@@ -736,12 +737,11 @@ function showGauges() {
 	const { interactive_p95_ms: p95, step_ms: step, ttft_ms: ttft, ran_dry_total: dry, interactive_shown_ms: shown, tokens_generated_per_s: made, tokens_per_s: computed, active_sessions: active, slots_total: slots, queued_sessions: queued } = view.figures;
 	const late = Object.values(dry ?? {}).reduce((sum, n) => sum + n, 0);
 	const rate = (value) => (value === null || value === undefined ? "–" : value.toFixed(value < 100 ? 1 : 0));
-	const fill = step && p95 ? Math.min(100, (50 * p95) / step) : 0;
 	const gauge = (name, value, note) => el("div.gauge", el("div.hint", name), el("div.value", value), el("div.hint", note));
 	const promise = gauge("Between tokens, p95", ms(p95), step ? `promised ${ms(step)}` : "nobody reads now");
 	if (step && p95) {
-		const bar = el("div", { className: `meter ${p95 > step ? "late" : ""}`, role: "meter", "aria-label": "Shown against promised", title: `${p95} ms in the latest second`, "aria-valuemin": "0", "aria-valuemax": String(step * 2), "aria-valuenow": String(p95) }, el("i"));
-		bar.firstChild.style.width = `${fill}%`;
+		const bar = el("div", { className: `meter ${p95 > step ? "late" : ""}`, role: "meter", "aria-label": "Shown against promised", title: `${p95} ms in the latest second`, "aria-valuemin": 0, "aria-valuemax": step * 2, "aria-valuenow": p95 }, el("i"));
+		bar.firstChild.style.width = `${Math.min(100, (50 * p95) / step)}%`;
 		promise.append(bar);
 	}
 	$("gauges").replaceChildren(promise,
