@@ -89,7 +89,7 @@ class _Hour:
         n: int,
         *,
         priority: Priority = "interactive",
-        awaits: Awaits | None = None,
+        awaits: Awaits = "tokens",
     ) -> None:
         """Have one answer, and note what was waited for its tokens."""
         self.asked += 1
@@ -97,7 +97,7 @@ class _Hour:
         try:
             async with client.generate(
                 prompt, id=name, app=app, max_tokens=n, ignore_eos=True,
-                priority=priority, **({"awaits": awaits} if awaits else {}),
+                priority=priority, awaits="nothing" if priority == "background" else awaits,
             ) as answer:  # fmt: skip
                 async for _ in answer:
                     last = self._note(name, app, last)
