@@ -309,7 +309,21 @@ def options(server: Any, folder: Path) -> list[str]:
     given += ["--reasoning", server.reasoning] if server.reasoning in ("on", "off") else []
     given += ["--prefix-ram", f"{server.cache_ram}MiB"] if server.cache_ram else []
     given += ["--speculation", "auto"] if server.model_draft else []
+    if server.server_embeddings:
+        given += ["--embedding-model", str(encoder(server.pooling or "mean"))]
+    if server.server_reranking:
+        given += ["--rerank-model", str(encoder("rank"))]
     return given
+
+
+def encoder(pooling: str) -> Path:
+    """Return an encoder of random weights."""
+    from models.encoders import EncoderShape, write_encoder
+
+    path = FOLDER / f"encoder-{pooling}.gguf"
+    if not path.exists():
+        write_encoder(path, EncoderShape(context=512, pooling=pooling), name="encoder")
+    return path
 
 
 # --- what is asked and said ---
