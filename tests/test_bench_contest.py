@@ -268,7 +268,7 @@ DRY = {
 }
 TOOLS = {
     *("builds", "drafts", "micro", "figures", "record", "many", "schemas", "shapes", "soak"),
-    *("structure", "token_path", "tuning", "upgrades"),
+    *("embeddings", "structure", "token_path", "tuning", "upgrades"),
     "fleet",  # three daemons and HAProxy, which tests/test_fleet.py has already
 }
 
