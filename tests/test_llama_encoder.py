@@ -16,6 +16,7 @@ from models.encoders import EncoderShape, write_encoder
 from models.synthetic import PRESETS, write_model
 from uma_trio import wiring_encoders
 from uma_trio.backend.base import FloatArray, IntArray, ModelError
+from uma_trio.backend.lazy_encoder import LazyEncoder
 from uma_trio.backend.llama_encoder import LlamaEncoder
 from uma_trio.backend.llama_probe import probe
 from uma_trio.config.errors import ConfigError
@@ -263,6 +264,26 @@ def test_the_options_name_encoders_of_their_kind(folder: Path) -> None:
         assert [each.info.ranks for each in found.values()] == [False, True]
     with pytest.raises(ConfigError, match="use --rerank-model"):
         encoders_loaded(Config(embedding_model=ranks, threads=1)).__enter__()
+
+
+def test_with_a_ttl_weights_are_loaded_when_they_are_needed(folder: Path) -> None:
+    """What is known of the model, its vocabulary and its vectors are those of one that stays."""
+    path = write_encoder(folder / "embeds.gguf")
+    stays = LlamaEncoder.load(path, threads=1)
+    with encoders_loaded(Config(embedding_model=path, encoder_ttl_s=60.0, threads=1)) as found:
+        lazy = found["embed"]
+        assert isinstance(lazy, LazyEncoder)
+        assert (lazy.is_loaded, lazy.info) == (False, stays.info)
+        inputs = texts(stays, "a fox")
+        assert np.array_equal(
+            lazy.vocabulary.tokenize("a fox", add_special=True, parse_special=False), inputs[0]
+        )
+        for _ in range(2):
+            lazy.load()
+            lazy.begin(inputs)
+            assert np.array_equal(lazy.advance(math.inf), computed(stays, inputs)[0])
+            assert lazy.unload()
+    stays.close()
 
 
 def test_an_encoder_that_does_not_fit_is_refused_with_the_sum(

@@ -314,6 +314,8 @@ class _Daemon:
             nursery.start_soon(self._service.playout.run)
             nursery.start_soon(self._lag.run)
             nursery.start_soon(self._presence.run)
+            for embedder in self._service.embedders.values():
+                nursery.start_soon(embedder.unload_idle)
             await nursery.start(self._keeper.run)
             nursery.start_soon(self._watch_name, listener)
             nursery.start_soon(self._show_life)

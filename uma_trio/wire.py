@@ -359,6 +359,7 @@ def models_info(service: Service) -> tuple[ModelInfo, ...]:
     encoders = (
         ModelInfo(
             name=one.names[0],
+            state="loaded" if one.is_loaded else "unloaded",
             gives="scores" if one.info.ranks else "vectors",
             size_bytes=one.info.size_bytes,
             n_ctx=one.info.n_ctx,

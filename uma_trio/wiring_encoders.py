@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.kv_memory import available_memory
+from uma_trio.backend.lazy_encoder import LazyEncoder
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.engine.encoding import Encodings
@@ -25,8 +27,9 @@ from uma_trio.wiring import named_model
 
 if TYPE_CHECKING:
     from uma_trio.backend.llama_encoder import LlamaEncoder
+    from uma_trio.backend.llama_probe import Needs
 
-Encoders = Mapping[EncoderKind, "LlamaEncoder"]
+Encoders = Mapping[EncoderKind, "LlamaEncoder | LazyEncoder"]
 _OPTIONS: Final[Mapping[EncoderKind, str]] = {"embed": "embedding_model", "rank": "rerank_model"}
 _MIB: Final = 1 << 20
 
@@ -40,7 +43,7 @@ def encoders_loaded(config: Config) -> Iterator[Encoders]:
         ConfigError: it is of the other kind.
     """
     with ExitStack() as held:
-        found: dict[EncoderKind, LlamaEncoder] = {}
+        found: dict[EncoderKind, LlamaEncoder | LazyEncoder] = {}
         for kind, option in _OPTIONS.items():
             asked: Path | None = getattr(config, option)
             if asked is not None:
@@ -72,31 +75,48 @@ def embedders_of(
             run_blocking,
             _names(getattr(config, _OPTIONS[kind]), encoder),
             draining,
+            *(
+                (encoder, config.encoder_ttl_s or math.inf)
+                if isinstance(encoder, LazyEncoder)
+                else ()
+            ),
         )
         for kind, encoder in encoders.items()
     }
 
 
-def _loaded(config: Config, path: Path) -> LlamaEncoder:
-    from uma_trio.backend.llama_encoder import LlamaEncoder
+def _loaded(config: Config, path: Path) -> LlamaEncoder | LazyEncoder:
+    """Return an encoder, with its weights, or what loads them when they are needed."""
+    from uma_trio.backend.llama_encoder import LlamaEncoder, known
     from uma_trio.backend.llama_probe import probe
 
     needs = probe(path)
+    report = partial(_report, log.get("llama.cpp"))
+    threads = config.threads or physical_cores()
+
+    def make() -> LlamaEncoder:
+        _refuse_without_room(path, needs)
+        return LlamaEncoder.load(path, threads=threads, log=report)
+
+    return make() if config.encoder_ttl_s is None else LazyEncoder(*known(path), make)
+
+
+def _refuse_without_room(path: Path, needs: Needs) -> None:
     free = available_memory()
     if free is not None and needs.total > free:
         raise ModelError(
             f"{path} needs {needs.weights // _MIB} MiB for weights and {needs.compute // _MIB} MiB to compute, "
             f"and {free // _MIB} MiB are free; stop other programs, or choose a smaller quantisation."
         )
-    report = partial(_report, log.get("llama.cpp"))
-    return LlamaEncoder.load(path, threads=config.threads or physical_cores(), log=report)
 
 
 def _report(logger: object, level: str, text: str) -> None:
     getattr(logger, level)(text)
 
 
-def _check_kind(config: Config, option: str, kind: EncoderKind, encoder: LlamaEncoder) -> None:
+def _check_kind(
+    config: Config, option: str, kind: EncoderKind, encoder: LlamaEncoder | LazyEncoder
+) -> None:
     ranks = kind == "rank"
     if encoder.info.ranks != ranks:
         does, flag = (
@@ -107,7 +127,7 @@ def _check_kind(config: Config, option: str, kind: EncoderKind, encoder: LlamaEn
         )
 
 
-def _names(asked: Path, encoder: LlamaEncoder) -> tuple[str, ...]:
+def _names(asked: Path, encoder: LlamaEncoder | LazyEncoder) -> tuple[str, ...]:
     """Return what requests may call an encoder: as it was asked for, its file, and what its file says."""
     info = encoder.info
     typed = () if str(asked).endswith(".gguf") else (str(asked),)

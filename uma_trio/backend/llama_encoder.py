@@ -228,6 +228,18 @@ class LlamaEncoder:
             llama.llama_free(context)
 
 
+def known(path: Path) -> tuple[EncoderInfo, LlamaVocabulary]:
+    """Return what is known of an encoder, and its vocabulary, without its weights. Probe the file first.
+
+    Raises :class:`ModelError`.
+    """
+    lib.start()
+    model = load_weights(path, no_alloc=True)
+    context, info, _ = make_encoder_context(model, path, threads=1)
+    llama.llama_free(context)
+    return info, LlamaVocabulary(model)
+
+
 def load_weights(path: Path, *, no_alloc: bool = False) -> ModelHandle:
     """Load the weights of an encoder to the CPU; with `no_alloc` only what they are. Raises ModelError."""
     params = llama.llama_model_default_params()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from uma_trio.config.option import option
+from uma_trio.config.option import option, seconds
 from uma_trio.config.shapes import ShapeConfig
 
 
@@ -34,4 +34,18 @@ class EncoderConfig(ShapeConfig):
         since="0.1",
         help="A model that scores how well documents fit a query (/v1/rerank, `uma-trio rerank`): a GGUF file of a "
         "reranker (bge-reranker, jina-reranker, Qwen3-Reranker), or a name that `uma-trio models` lists.",
+    )
+    encoder_ttl_s: float | None = option(
+        None,
+        flag="--encoder-ttl",
+        env=("UMA_ENCODER_TTL",),
+        shown_default="they stay",
+        since="0.1",
+        read=seconds,
+        metavar="TIME",
+        minimum=1,
+        maximum=31_536_000,
+        unit="s",
+        help="How long the models of --embedding-model and --rerank-model stay in memory while nobody asks them: "
+        "then they are loaded by the first request, which waits for it.",
     )

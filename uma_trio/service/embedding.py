@@ -7,15 +7,16 @@ last of its inputs is encoded. Cancelled, it leaves the engine's queue.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import trio
 from attrs import define, field, frozen
 
 from uma_protocol.errors import Code
-from uma_trio.backend.base import FloatArray, IntArray, Vocabulary
+from uma_trio.backend.base import FloatArray, IntArray, ModelError, Vocabulary
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Encode, Encoded, EncoderKind, StopEncoding
@@ -37,6 +38,8 @@ EUCLID: Final = 2
 """The norm by which vectors have length 1, unless somebody asks for another."""
 _INT16: Final = np.float32(32_760)
 _AGAIN_S: Final = 1.0
+_TRY_S: Final = 30.0  # until there may be memory for a model
+_LOOK_S: Final = 0.25
 
 Input = str | IntArray | tuple[str | IntArray, ...]
 """A text, its tokens, or both by turns."""
@@ -50,11 +53,26 @@ class VectorRows:
     n_tokens: int
 
 
+class Lazy(Protocol):
+    """What has its weights in memory only while it is used (:mod:`uma_trio.backend.lazy_encoder`)."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether they are there."""
+
+    def load(self) -> None:
+        """Load them; in a helper thread. Raises :class:`ModelError`."""
+
+    def unload(self) -> bool:
+        """Free them; in a helper thread."""
+
+
 @define(eq=False)
 class Embedder:
     """One encoder, as front ends see it. For trio's thread.
 
-    `names` are what requests may call it by, the first one is shown.
+    `names` are what requests may call it by, the first one is shown. One that is `lazy` is loaded by the first request,
+    and freed by :meth:`unload_idle` when no request had it for `ttl_s`.
     """
 
     kind: EncoderKind
@@ -64,10 +82,14 @@ class Embedder:
     run_blocking: RunBlocking
     names: tuple[str, ...]
     draining: Callable[[], bool] = lambda: False
+    lazy: Lazy | None = None
+    ttl_s: float = math.inf
     _handles: itertools.count[int] = field(factory=itertools.count, init=False)
     _waiting: int = field(default=0, init=False)
     _held: int = field(default=0, init=False)
     _none: trio.Event = field(factory=trio.Event, init=False)
+    _loading: trio.Lock = field(factory=trio.Lock, init=False)
+    _used_at: float = field(default=-math.inf, init=False)
 
     async def vectors(
         self, inputs: Sequence[Input], whose: Principal, *, truncate: bool = False
@@ -104,6 +126,32 @@ class Embedder:
         while self._waiting:
             self._none = trio.Event()
             await self._none.wait()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its weights are in memory."""
+        return self.lazy is None or self.lazy.is_loaded
+
+    async def unload_idle(self) -> None:
+        """Free the weights whenever no request had them for `ttl_s`, until cancelled; at once if they stay."""
+        while self.lazy is not None and self.ttl_s < math.inf:
+            left_s = self._used_at + self.ttl_s - trio.current_time()
+            if left_s <= 0 and not self._waiting and self.lazy.is_loaded:
+                async with self._loading:
+                    if not self._waiting:
+                        await self.run_blocking(self.lazy.unload)
+            await trio.sleep(min(max(left_s, _LOOK_S), self.ttl_s))
+
+    async def _ready(self) -> None:
+        """Return when the weights are there. Raises :class:`Refusal`."""
+        if self.lazy is None or self.lazy.is_loaded:
+            return
+        async with self._loading:
+            try:
+                await self.run_blocking(self.lazy.load)
+            except ModelError as error:
+                why = f"{self.names[0]} cannot be loaded: {error}"
+                raise Refusal(Code.E_MODEL_001, why, retry_after_s=_TRY_S) from error
 
     # --- tokens; in a helper thread ---
 
@@ -203,6 +251,7 @@ class Embedder:
         self._waiting += 1
         self._held += held
         try:
+            await self._ready()
             if self.inbox.closed:
                 raise Refusal(Code.E_RUNTIME_004, "the engine has stopped")
             self.inbox.put(Encode(handle, self.kind, user, inputs, order, reply))
@@ -210,6 +259,7 @@ class Embedder:
         finally:
             self._waiting -= 1
             self._held -= held
+            self._used_at = trio.current_time()
             if not self._waiting:
                 self._none.set()
             if not answers:
