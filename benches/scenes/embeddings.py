@@ -4,7 +4,8 @@
     python -m benches embeddings --texts 64   shorter
 
 The encoder has the shape of bge-small (12 layers of 384, F32, random weights), texts have 4 to 60 words. *Alone*:
-all texts in one request, to the daemon and to llama-server with each of some settings; its best one counts. *Beside a
+all texts in one request, to the daemon and to llama-server with each of some settings; its best one counts. *CPU ms* is the
+processor time of the server for a vector: with --threads 1 it tells more than the rate where other programs run. *Beside a
 reader*: the same, while somebody reads a stream of the 0.5B model; the gaps of that stream are those that he saw. *Cosine*: the
 vector of each text alone against that from the crowd. *Rerank*: the order of 24 documents by a reranker of the same
 shape, here and at llama-server, and the largest difference of a score.
@@ -23,6 +24,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", default="1")
 
 
+@dataclass(frozen=True)
+class Rate:
+    """How fast vectors were made, and the processor time of each."""
+
+    a_second: float
+    cpu_ms: float
+
+
 @tool(arguments)
 def embeddings(given: argparse.Namespace) -> int:
     """Measure, and print a table and what was compared."""
@@ -66,14 +76,14 @@ def embeddings(given: argparse.Namespace) -> int:
         (f"llama-server {flags}", _peer_rate(peers, embedder, given.threads, flags, texts))
         for flags in PEERS
     ]
-    best = max(rate for _, rate in rows)
+    best, least = max(r.a_second for _, r in rows), min(r.cpu_ms for _, r in rows)
     port = servers.free_port()
     setup = servers.Setup(bench_model(given.model), given.threads, n_ctx=4096, slots=4)
     extra = ("--http", str(port), "--embedding-model", str(embedder), "--rerank-model", str(ranker))
-    with servers.daemon(setup, extra=extra) as _:
-        alone, crowd = _rate(port, texts)
-        reading = _beside(port, texts)
-        rows += [("uma-trio, alone", alone), ("uma-trio, beside a reader", reading["rate"])]
+    with servers.daemon(setup, extra=extra) as running:
+        alone, crowd = _rate(port, running.pid, texts)
+        reading = _beside(port, running.pid, texts)
+        rows.append(("uma-trio, alone", alone))
         cosines = [
             _cosine(_vectors(port, [text])[0], vector)
             for text, vector in zip(texts, crowd, strict=True)
@@ -85,14 +95,14 @@ def embeddings(given: argparse.Namespace) -> int:
         theirs = _scores(there.wire.port, texts[0], texts[1:25])  # type: ignore[attr-defined]
     print(
         table(
-            ["system", "vectors/s", "of llama-server's best"],
-            [(name, f"{rate:.1f}", f"{rate / best:.2f}") for name, rate in rows],
+            ["system", "vectors/s", "of the best", "CPU ms a vector", "least by it"],
+            [(name, r.a_second, r.a_second / best, r.cpu_ms, least / r.cpu_ms) for name, r in rows],
         )
     )
     print(
         f"\nReader: gap p50 {reading['p50']:.1f}, p95 {reading['p95']:.1f}, worst {reading['worst']:.1f} ms, step "
         f"{reading['step']:.1f} ms; alone p95 {reading['alone']:.1f} ms. Rate beside the reader by the rate alone: "
-        f"{reading['rate'] / alone:.2f}.\nCosine alone and in the crowd: at least {min(cosines):.7f} of "
+        f"{reading['rate'] / alone.a_second:.2f}.\nCosine alone and in the crowd: at least {min(cosines):.7f} of "
         f"{len(cosines)}.\nRerank: order {'equal' if _order(ours) == _order(theirs) else 'DIFFERENT'}, largest difference of a score "
         f"{max(abs(ours[k] - theirs[k]) for k in ours):.2g} of {max(map(abs, theirs.values())):.2g}."
     )
@@ -112,33 +122,40 @@ def _encoder(pooling: str) -> Path:
     return out
 
 
-def _peer_rate(peers: Path, model: Path, threads: int, flags: str, texts: Sequence[str]) -> float:
+def _peer_rate(peers: Path, model: Path, threads: int, flags: str, texts: Sequence[str]) -> Rate:
     slots = int(flags.split()[1])
     setup = servers.Setup(model, threads, 512 * slots)
     extra = ("--embeddings", "-b", "2048", "-ub", "2048", *flags.split())
     with servers.llama_server(peers, setup, extra) as running:
-        rate, _ = _rate(running.wire.port, texts)  # type: ignore[attr-defined]
-    note(f"llama-server {flags}: {rate:.1f} a second")
+        rate, _ = _rate(running.wire.port, running.pid, texts)  # type: ignore[attr-defined]
+    note(f"llama-server {flags}: {rate.a_second:.1f} a second, {rate.cpu_ms:.1f} CPU ms each")
     return rate
 
 
-def _rate(port: int, texts: Sequence[str]) -> tuple[float, list[list[float]]]:
-    """Return vectors a second, and the vectors, behind a few that warm it."""
+def _rate(port: int, pid: int, texts: Sequence[str]) -> tuple[Rate, list[list[float]]]:
+    """Return how fast a server makes vectors, and these, behind a few that warm it."""
     _vectors(port, texts[:8])
-    began = time.monotonic()
+    began, cpu_s = time.monotonic(), _cpu_s(pid)
     found = _vectors(port, texts)
-    return len(texts) / (time.monotonic() - began), found
+    took_s, cpu_s = time.monotonic() - began, _cpu_s(pid) - cpu_s
+    return Rate(len(texts) / took_s, 1e3 * cpu_s / len(texts)), found
 
 
-def _beside(port: int, texts: Sequence[str]) -> dict[str, float]:
+def _cpu_s(pid: int) -> float:
+    """Return the processor time of a process, in seconds (proc_pid_stat(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _beside(port: int, pid: int, texts: Sequence[str]) -> dict[str, float]:
     with _reader(port) as times:
         time.sleep(_READ_S)
         alone, began = _gaps(times, 0.0), time.monotonic()
-        rate, _ = _rate(port, texts)
+        rate, _ = _rate(port, pid, texts)
         gaps = _gaps(times, began)
         step = float(beside.metrics(port)["step_ms"])
     return {
-        "rate": rate,
+        "rate": rate.a_second,
         "step": step,
         "alone": percentile(alone, 95),
         "p50": percentile(gaps, 50),
