@@ -14,6 +14,7 @@ from uma_trio.backend._llama_options import (
     FLASH_ON,
     chosen_flash,
     flash_is_open,
+    room_for_context,
     subject,
 )
 from uma_trio.backend.attention import (
@@ -239,9 +240,12 @@ def test_a_machine_without_room_is_not_measured(
     header: GgufHeader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two contexts would not fit; with no room for scores either it is left to llama.cpp."""
-    monkeypatch.setattr(_llama_options, "available_memory", lambda: 1 << 20)
-    assert not flash_is_open("auto", header, CPU, **SIZES)
-    assert chosen_flash("auto", header, CPU, **SIZES) == FLASH_LEFT
+    room = header.size_bytes + (1 << 20)
+    monkeypatch.setattr(_llama_options, "available_memory", lambda: room)
+    left = room_for_context(header, CPU)
+    assert left == 1 << 20
+    assert not flash_is_open("auto", header, CPU, **SIZES, room=left)
+    assert chosen_flash("auto", header, CPU, **SIZES, room=left) == FLASH_LEFT
 
 
 def said(**options: object) -> str:

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from uma_trio import keeper
 from uma_trio.backend.base import ModelError
+from uma_trio.backend.needs import OURS, Estimate, Needs
 from uma_trio.config.options import Config
 from uma_trio.keeper import AGAIN_S, Entry, Keeper
 from uma_trio.service.ask import Refusal
@@ -89,9 +90,9 @@ async def shelf(
             return iter([SimpleNamespace(model=name) for name in busy])
 
     service.directory = Directory()
-    monkeypatch.setattr(keeper, "memory_needed", lambda _config: 2 * GIB)
+    needs = Needs(4096, own=2 * GIB - OURS, mapped=0, kv=0, compute=0)
+    monkeypatch.setattr(keeper, "estimate", lambda _config: Estimate(needs, needs, (needs,)))
     monkeypatch.setattr(keeper, "available_memory", lambda: made.free)
-    monkeypatch.setattr(keeper, "try_model", lambda _config: None)
     monkeypatch.setattr(keeper, "load", load)
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # the clock cannot see threads
     async with trio.open_nursery() as nursery:
@@ -119,7 +120,7 @@ async def test_a_model_in_use_is_never_unloaded(
     async with shelf(monkeypatch, 3 * GIB) as models:
         await models.ask("a")
         models.busy.append("a")
-        with pytest.raises(Refusal, match="needs 2048 MiB, and 1024 MiB are free") as refused:
+        with pytest.raises(Refusal, match=r"needs 2,048 MiB: .*; 1,024 MiB are free") as refused:
             await models.ask("b")
         assert refused.value.code == "E_MODEL_001"
         assert models.loaded == ["a"]

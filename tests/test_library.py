@@ -19,6 +19,7 @@ import pytest
 from hub_mirror import COMMIT, Mirror, mirror
 
 from uma_trio.backend.base import ModelError
+from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.cli.models import models as models_verb
 from uma_trio.cli.models import rows_of
 from uma_trio.cli.pull import pull
@@ -360,9 +361,10 @@ def test_the_stores_of_four_programs_are_read_where_they_lie(tmp_path: Path) -> 
         ("qwen2.5:7b", "ollama"),
         ("pub/repo:Q8_0", "lmstudio"),
     ]
-    rows = rows_of(found, load({}, {}), room=1 << 40)
-    assert {row.fits for row in rows} == {True}
-    assert rows_of(found, load({}, {}), room=1 << 20)[0].fits is False
+    needs = Needs(4096, own=1 << 30, mapped=0, kv=0, compute=0)
+    rows = rows_of(found, load({}, {}), 1 << 40, lambda _: Estimate(needs, needs, (needs,)))
+    assert {(row.fits, row.n_ctx_fits) for row in rows} == {(True, 4096)}
+    assert rows_of(found[:1], load({}, {}), 1 << 20)[0].fits is False
 
 
 def test_quantisations_of_earlier_commits_are_listed_too(tmp_path: Path) -> None:

@@ -230,8 +230,8 @@ def test_the_probe_says_what_is_needed(folder: Path) -> None:
     """Weights and the buffer to compute in, without having either."""
     path = write_encoder(folder / "encoder.gguf", EncoderShape(layers=4, width=256, ffn=512))
     needs = probe(path)
-    assert needs.weights > 4 * 256 * 512 * 4
-    assert 0 < needs.compute < needs.weights
+    assert needs.own > 4 * 256 * 512 * 4
+    assert 0 < needs.compute < needs.own
 
 
 def test_a_damaged_file_ends_the_probe_and_nothing_else(folder: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from uma_trio.backend import _llama_options, kv_memory, second_copy
+from uma_trio.backend import _llama_options, kv_memory
 from uma_trio.backend._llama_options import FLASH_LEFT, FLASH_OFF, chosen_flash, refuse_without_room
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.placement import Placement
-from uma_trio.backend.second_copy import copied_weights, refuse_without_room_beside
 from uma_trio.models import bundled_model
 
 CARD = ["Big GPU"]
@@ -73,29 +72,3 @@ def test_memory_is_checked_for_the_layers_that_are_in_it(
 def test_a_model_without_blocks_is_all_on_the_host() -> None:
     """Whatever such a file is, nothing is divided by it."""
     assert Placement.of(0, CARD, -1).host_share == 1.0
-
-
-def test_a_second_daemon_needs_room_for_what_it_does_not_share(
-    header: GgufHeader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Weights that are mapped as they are in the file count once for both; the refusal has the sum."""
-    sizes = {"n_ctx": 4096, "n_batch": 512, "kv_type": "f16", "flash": FLASH_LEFT}
-    placement = Placement.of(header.number("block_count"), CARD, 0)
-    mapped = copied_weights(header, placement, mmap=True)
-    copied = copied_weights(header, placement, mmap=False)
-    assert mapped < copied == sum(tensor.n_bytes for tensor in header.tensors)
-    room = (300 << 20) + kv_memory.kv_bytes(header, 4096, "f16") + mapped
-    monkeypatch.setattr(second_copy, "available_memory", lambda: room)
-    refuse_without_room_beside(header, placement, **sizes, mmap=True)
-    with pytest.raises(ModelError, match=r"--replace needs \d+ MiB .* 300 MiB for the process"):
-        refuse_without_room_beside(header, placement, **sizes, mmap=False)
-
-
-def test_what_is_on_a_device_is_for_llama_cpp_to_judge(
-    header: GgufHeader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With all layers there only the process itself takes the machine's memory."""
-    monkeypatch.setattr(second_copy, "available_memory", lambda: 300 << 20)
-    placement = Placement.of(header.number("block_count"), CARD, -1)
-    sizes = {"n_ctx": 4096, "n_batch": 512, "kv_type": "f16", "flash": FLASH_LEFT}
-    refuse_without_room_beside(header, placement, **sizes, mmap=False)

@@ -19,6 +19,7 @@ from attrs import define, field
 from uma_protocol.errors import Code
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.kv_memory import available_memory
+from uma_trio.backend.needs import Estimate
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.deployment import Deployment, Loaded, load
@@ -27,13 +28,12 @@ from uma_trio.service.ask import Refusal
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.telemetry import log
-from uma_trio.wiring import memory_needed, try_model
+from uma_trio.wiring import estimate
 
 State = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 AGAIN_S: Final = 30.0
 """Who failed to load is not tried again for so long."""
 _LOOK_S: Final = 0.25
-_MIB: Final = 1 << 20
 
 
 class NoRoom(Exception):
@@ -42,7 +42,10 @@ class NoRoom(Exception):
 
 @define(eq=False)
 class Entry:
-    """One configured model. `held` closes what was opened for it; `used_at` is when a request had it last."""
+    """One configured model. `held` closes what was opened for it; `used_at` is when a request had it last.
+
+    `estimate` is what memory it takes, once that was found out.
+    """
 
     config: Config
     state: State = "unloaded"
@@ -50,6 +53,7 @@ class Entry:
     held: ExitStack | None = None
     used_at: float = 0.0
     why: str = ""
+    estimate: Estimate | None = None
     failed_at: float = 0.0
     changed: trio.Event = field(factory=trio.Event)
 
@@ -162,8 +166,8 @@ class Keeper:
             async with self._one:
                 if entry.held is not None:  # its engine died
                     await trio.to_thread.run_sync(partial(_freed, entry.held))
-                await self._make_room(entry)
-                await trio.to_thread.run_sync(try_model, entry.config)
+                entry.estimate = await trio.to_thread.run_sync(estimate, entry.config)
+                await self._make_room(entry, entry.estimate)
                 loaded = await load(entry.config, held, None, None)
                 entry.deployment, entry.held = self._deploy(loaded), held
         except (ModelError, ConfigError, NoRoom, OSError) as error:
@@ -179,10 +183,9 @@ class Keeper:
             entry.used_at = trio.current_time()
             entry.become("loaded")
 
-    async def _make_room(self, entry: Entry) -> None:
+    async def _make_room(self, entry: Entry, needed: Estimate) -> None:
         """Unload idle models, least recently used first, until this one fits. Raises :class:`NoRoom`."""
-        need = await trio.to_thread.run_sync(memory_needed, entry.config)
-        while (free := available_memory()) is not None and need > free:
+        while (free := available_memory()) is not None and needed.least.total > free:
             idle = [
                 each
                 for each in self.entries
@@ -194,10 +197,7 @@ class Keeper:
                 if await self.unload(each):
                     break
             else:
-                raise NoRoom(
-                    f"it needs {need // _MIB} MiB, and {free // _MIB} MiB are free; unload a model, or give it a "
-                    "smaller n_ctx or kv_type"
-                )
+                raise NoRoom(needed.refusal(free))
 
 
 def _freed(held: ExitStack) -> None:

@@ -15,11 +15,14 @@ from time import perf_counter
 from attrs import evolve
 
 from uma_trio import __version__
+from uma_trio.backend.attention import prefers_flash
 from uma_trio.backend.base import Backend, ModelError, ModelInfo
 from uma_trio.backend.bindings import want
+from uma_trio.backend.kv_memory import N_BATCH, available_memory
+from uma_trio.backend.needs import Estimate, Question
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
-from uma_trio.costing.attention import flash_is_faster
+from uma_trio.costing.attention import flash_is_faster, recall
 from uma_trio.costing.calibrate import assume_looking_back
 from uma_trio.costing.copying import known_copies
 from uma_trio.costing.measured import measured_cost
@@ -52,6 +55,7 @@ from uma_trio.words import BY_BACKEND
 Progress = Callable[[float], None]
 
 _MOST_PREFIX_BYTES = 2 << 30
+_LEAST_CONTEXT, _LONGEST_CONTEXT = 256, 1 << 20  # of which needs are told
 
 
 def load_backend(
@@ -59,10 +63,13 @@ def load_backend(
 ) -> Backend:
     """Load the model. Raises :class:`ModelError`; takes as long as the disk does.
 
-    `beside_another`: a daemon with the model serves until this one takes its place.
+    `beside_another`: a daemon with the model serves until this one takes its place. Its needs are summed up before: also
+    if they may be more than what is free.
     """
     limit_spinning()
     want(config.llama)
+    if beside_another or _may_be_too_large(config):
+        _refuse_without_room(config, beside_another=beside_another)
     from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without
 
     report = log.get("llama.cpp")
@@ -79,26 +86,64 @@ def load_backend(
         gpu_layers=config.gpu_layers,
         progress=on_progress,
         log=lambda level, text: getattr(report, level)(text),
-        beside_another=beside_another,
     )
 
 
-def memory_needed(config: Config) -> int:
-    """Return about how many bytes a model takes: its file, and its KV cache. Raises :class:`ModelError`."""
-    from uma_trio.backend._llama_options import FLASH_ON, context_bytes
+def estimate(config: Config, *others: int) -> Estimate:
+    """Return what memory a model takes, tried in a process of its own, which takes about a second.
+
+    Its curve has the smallest context, that of `config`, the longest that the model was trained for, and `others`.
+    Raises :class:`ModelError` if it cannot be loaded.
+    """
+    from uma_trio.backend import llama_probe
+    from uma_trio.backend._llama_options import checked, subject
     from uma_trio.backend.gguf_header import read_header
-    from uma_trio.backend.kv_memory import N_BATCH
 
-    header = read_header(model_path(config))
-    weights = sum(part.stat().st_size for part in header.parts)
-    return weights + context_bytes(header, config.n_ctx, N_BATCH, config.kv_type, FLASH_ON)
+    path = model_path(config)
+    header = read_header(path)
+    slots, threads = config.parallel + _scratch_slots(config), config.threads or physical_cores()
+    kv_type = checked(
+        header, n_ctx=config.n_ctx, n_slots=slots, threads=threads, kv_type=config.kv_type
+    )
+    timed = recall(subject(header, kv_type, threads))
+    longest = min(header.number("context_length"), _LONGEST_CONTEXT)
+    question = Question(
+        n_ctx=config.n_ctx,
+        n_slots=slots,
+        kv_type=kv_type,
+        flash_attention=config.flash_attention,
+        faster=None if timed is None else prefers_flash(timed.seconds),
+        gpu_layers=config.gpu_layers,
+        mmap=config.mmap,
+        others=tuple(n for n in (_LEAST_CONTEXT, longest, *others) if n > 0),
+    )
+    return llama_probe.estimate(path, question)
 
 
-def try_model(config: Config) -> None:
-    """Try a model that writes in a process of its own. Raises :class:`ModelError` if it cannot be loaded."""
-    from uma_trio.backend.llama_probe import probe
+def _may_be_too_large(config: Config) -> bool:
+    """Whether file and context, by the header alone, are more than half of the memory that is free."""
+    from uma_trio.backend._llama_options import FLASH_ON, checked, context_bytes
+    from uma_trio.backend.gguf_header import read_header
 
-    probe(model_path(config), writes=True)
+    room, header = available_memory(), read_header(model_path(config))
+    kv_type = checked(header, n_ctx=config.n_ctx, n_slots=1, threads=1, kv_type=config.kv_type)
+    context = context_bytes(header, config.n_ctx, N_BATCH, kv_type, FLASH_ON)
+    return room is not None and header.size_bytes + context > room // 2
+
+
+def _refuse_without_room(config: Config, *, beside_another: bool) -> None:
+    """Refuse what the kernel would end us for. Mapped weights may be larger: the disk is slow then.
+
+    Raises:
+        ModelError: it has the sum, and what to do.
+    """
+    needed, room = estimate(config), available_memory()
+    if room is None:
+        return
+    if beside_another:
+        needed.refuse_beside(room)
+    elif needed.least.private > room:
+        raise ModelError(f"{model_path(config)} does not fit: {needed.refusal(room)}.")
 
 
 def chosen_policy(config: Config) -> Policy:

@@ -27,7 +27,7 @@ from uma_trio.wiring import named_model
 
 if TYPE_CHECKING:
     from uma_trio.backend.llama_encoder import LlamaEncoder
-    from uma_trio.backend.llama_probe import Needs
+    from uma_trio.backend.needs import Needs
 
 Encoders = Mapping[EncoderKind, "LlamaEncoder | LazyEncoder"]
 _OPTIONS: Final[Mapping[EncoderKind, str]] = {"embed": "embedding_model", "rank": "rerank_model"}
@@ -105,7 +105,7 @@ def _refuse_without_room(path: Path, needs: Needs) -> None:
     free = available_memory()
     if free is not None and needs.total > free:
         raise ModelError(
-            f"{path} needs {needs.weights // _MIB} MiB for weights and {needs.compute // _MIB} MiB to compute, "
+            f"{path} needs {needs.own // _MIB} MiB for weights and {(needs.compute + needs.kv) // _MIB} MiB to compute, "
             f"and {free // _MIB} MiB are free; stop other programs, or choose a smaller quantisation."
         )
 

@@ -3,7 +3,7 @@
 Two kinds of prototypes. ``ctypes.CDLL`` gives the GIL up around a call; getting it back next
 to a busy event loop can take up to the switch interval (5 ms), which is right for
 ``llama_decode`` and wrong for reading a pointer. Functions that are tiny, start no threads and
-write no log are therefore called with the GIL held (`_held`); all others give it up (`_freed`).
+write no log are therefore called with the GIL held (`_held`); all others give it up (`freed`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def _held(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
     return ctypes.PYFUNCTYPE(restype, *argtypes)((name, _LIB))
 
 
-def _freed(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+def freed(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
     """Return a library function that gives the GIL up while it runs."""
     return ctypes.CFUNCTYPE(restype, *argtypes)((name, _LIB))
 
 
-decode = _freed("llama_decode", _i32, _void_p, llama.llama_batch)
-encode = _freed("llama_encode", _i32, _void_p, llama.llama_batch)
-synchronize = _freed("llama_synchronize", None, _void_p)
+decode = freed("llama_decode", _i32, _void_p, llama.llama_batch)
+encode = freed("llama_encode", _i32, _void_p, llama.llama_batch)
+synchronize = freed("llama_synchronize", None, _void_p)
 embeddings_seq = _held("llama_get_embeddings_seq", _void_p, _void_p, _i32)
 get_logits = _held("llama_get_logits", _void_p, _void_p)
 # It writes a line of debug log, twice for each decode that may be interrupted, which are few.
@@ -55,11 +55,11 @@ seq_cp = _held("llama_memory_seq_cp", None, _void_p, _i32, _i32, _i32, _i32)
 seq_pos_max = _held("llama_memory_seq_pos_max", _i32, _void_p, _i32)
 seq_pos_min = _held("llama_memory_seq_pos_min", _i32, _void_p, _i32)
 _size, _u32 = ctypes.c_size_t, ctypes.c_uint32
-state_size = _freed("llama_state_seq_get_size_ext", _size, _void_p, _i32, _u32)
-state_get = _freed("llama_state_seq_get_data_ext", _size, _void_p, _void_p, _size, _i32, _u32)
-state_set = _freed("llama_state_seq_set_data_ext", _size, _void_p, _void_p, _size, _i32, _u32)
+state_size = freed("llama_state_seq_get_size_ext", _size, _void_p, _i32, _u32)
+state_get = freed("llama_state_seq_get_data_ext", _size, _void_p, _void_p, _size, _i32, _u32)
+state_set = freed("llama_state_seq_set_data_ext", _size, _void_p, _void_p, _size, _i32, _u32)
 _bool = ctypes.c_bool
-tokenize = _freed(
+tokenize = freed(
     "llama_tokenize", _i32, _void_p, ctypes.c_char_p, _i32, _void_p, _i32, _bool, _bool
 )
 # Called for every token once: without argument types a call takes half the time. Plain ints
@@ -257,11 +257,11 @@ _KINDS: Final = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}
 def _devices() -> tuple[Device, ...]:
     """List ggml's devices. The package does not bind these, but the library brings them."""
     try:
-        get = _freed("ggml_backend_dev_get", _void_p, ctypes.c_size_t)
-        name = _freed("ggml_backend_dev_name", ctypes.c_char_p, _void_p)
-        description = _freed("ggml_backend_dev_description", ctypes.c_char_p, _void_p)
-        kind = _freed("ggml_backend_dev_type", ctypes.c_int, _void_p)
-        count = _freed("ggml_backend_dev_count", ctypes.c_size_t)()
+        get = freed("ggml_backend_dev_get", _void_p, ctypes.c_size_t)
+        name = freed("ggml_backend_dev_name", ctypes.c_char_p, _void_p)
+        description = freed("ggml_backend_dev_description", ctypes.c_char_p, _void_p)
+        kind = freed("ggml_backend_dev_type", ctypes.c_int, _void_p)
+        count = freed("ggml_backend_dev_count", ctypes.c_size_t)()
     except AttributeError:
         return ()
     devices = []

@@ -23,9 +23,15 @@ Progress = Callable[[float], None]
 
 
 def load_model(
-    path: Path, *, mlock: bool, mmap: bool, gpu_layers: int, progress: Progress | None
+    path: Path,
+    *,
+    mlock: bool = False,
+    mmap: bool = True,
+    gpu_layers: int,
+    progress: Progress | None = None,
+    no_alloc: bool = False,
 ) -> ModelHandle:
-    """Load the weights. What `progress` raises stops the loading and comes out here."""
+    """Load the weights, or with `no_alloc` only what they are. What `progress` raises stops it and comes out here."""
     raised: list[BaseException] = []
 
     def report(share: float, _user_data: object) -> bool:
@@ -41,7 +47,8 @@ def load_model(
     params.n_gpu_layers = gpu_layers
     if lib.amx_is_miscompiled():
         params.use_extra_bufts = False  # keeps weights out of AMX's layout, and of other ones
-    params.load_mode = _LOAD_MODE[mmap, mlock]
+    params.no_alloc = no_alloc
+    params.load_mode = _LOAD_MODE[mmap and not no_alloc, mlock]
     callback = llama.llama_progress_callback(report)
     params.progress_callback = callback
     lib.forget_errors()

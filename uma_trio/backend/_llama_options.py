@@ -45,6 +45,11 @@ def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_ty
     return kv_type
 
 
+def spare_sequences(n_slots: int) -> int:
+    """Return how many sequences a context has beside its slots: one for saving what leaves hold, if there is a number."""
+    return int(n_slots < MAX_SLOTS - 2)
+
+
 def flash_is_open(
     wanted: str,
     header: GgufHeader,
@@ -53,19 +58,18 @@ def flash_is_open(
     n_ctx: int,
     n_batch: int,
     kv_type: str,
+    room: int | None = None,
 ) -> bool:
     """Whether attention may be computed either way, so that the faster one should be found.
 
     The choice is open on a CPU if nobody asked for one of the two, V is not quantised, all layers have
-    attention, and there is room for its scores and for the measurement.
+    attention, and there is room for its scores and for the measurement. `room` is as `room_for_context` has it.
     """
     if wanted != "auto" or placement.attends_on_gpu or kv_pair(kv_type)[1].quantised:
         return False
-    if not attention_only(header) or not _scores_fit(header, n_ctx, n_batch, kv_type):
-        return False
-    need = 2 * context_bytes(header, PROBE_CELLS, PROBE_BATCH, kv_type, FLASH_OFF)
-    room = available_memory()
-    return room is None or need <= room
+    scores = context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF)
+    measured = 2 * context_bytes(header, PROBE_CELLS, PROBE_BATCH, kv_type, FLASH_OFF)
+    return attention_only(header) and (room is None or max(scores, measured) <= room)
 
 
 def chosen_flash(
@@ -76,6 +80,7 @@ def chosen_flash(
     n_ctx: int,
     n_batch: int,
     kv_type: str,
+    room: int | None = None,
     faster: bool | None = None,
 ) -> int:
     """Return what to tell llama.cpp, whose own choice on a CPU is to use flash attention.
@@ -94,7 +99,8 @@ def chosen_flash(
             return FLASH_LEFT
         if faster:
             return FLASH_ON
-        return FLASH_OFF if _scores_fit(header, n_ctx, n_batch, kv_type) else FLASH_LEFT
+        scores = context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF)
+        return FLASH_OFF if room is None or scores <= room else FLASH_LEFT
     return FLASH_ON if wanted == "on" else FLASH_OFF
 
 
@@ -115,10 +121,14 @@ def _library() -> str:
     return f"{build.version} {sorted(sizes.items())}"
 
 
-def _scores_fit(header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str) -> bool:
-    """Whether there is room for a context without flash attention."""
+def room_for_context(header: GgufHeader, placement: Placement) -> int | None:
+    """Return how many bytes of the machine's memory are left beside the weights that go there; None if unknown.
+
+    Asked before they are loaded. Mapped weights count, too: what is left must not push them out.
+    """
     room = available_memory()
-    return room is None or context_bytes(header, n_ctx, n_batch, kv_type, FLASH_OFF) <= room
+    on_host = header.size_bytes * (placement.layers - placement.offloaded) // placement.layers
+    return None if room is None else max(0, room - on_host)
 
 
 def refuse_without_room(

@@ -34,11 +34,13 @@ from uma_trio.backend._llama_load import (
 from uma_trio.backend._llama_memory import CacheMemory
 from uma_trio.backend._llama_options import (
     FLASH_OFF,
-    MAX_SLOTS,
+    FLASH_ON,
     checked,
     chosen_flash,
     flash_is_open,
     refuse_without_room,
+    room_for_context,
+    spare_sequences,
     subject,
 )
 from uma_trio.backend._llama_vocab import LlamaVocabulary
@@ -60,7 +62,6 @@ from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.mapped_file import release
 from uma_trio.backend.placement import Placement
-from uma_trio.backend.second_copy import refuse_without_room_beside
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 
@@ -143,7 +144,6 @@ class LlamaBackend:
         progress: Progress | None = None,
         log: LogSink | None = None,
         flash_is_faster: Chooser | None = None,
-        beside_another: bool = False,
     ) -> Self:
         """Check the file, load the weights, make the context.
 
@@ -152,8 +152,7 @@ class LlamaBackend:
         all layers and has room for it. `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
         and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
-        `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. With
-        `beside_another` there must be room for what two processes with this model do not share. Raises
+        `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. Raises
         :class:`ModelError`.
         """
         _listen(log)
@@ -162,22 +161,22 @@ class LlamaBackend:
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         placement = placed(system_info(), header, gpu_layers)
         cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch or N_BATCH, "kv_type": kv_type}
-        flash = chosen_flash(flash_attention, header, placement, **cells)
+        room = room_for_context(header, placement)
+        flash = chosen_flash(flash_attention, header, placement, **cells, room=room)
+        is_open = flash_is_open(flash_attention, header, placement, **cells, room=room)
         refuse_without_room(header, placement, **cells, flash=flash)
-        if beside_another:
-            refuse_without_room_beside(header, placement, **cells, flash=flash, mmap=mmap)
         model = load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
-        if flash_is_faster and flash_is_open(flash_attention, header, placement, **cells):
+        if flash_is_faster and is_open:
             measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
             faster = flash_is_faster(subject(header, kv_type, threads), measure)
-            flash = chosen_flash(flash_attention, header, placement, **cells, faster=faster)
+            flash = FLASH_ON if faster else flash
         info = model_info(model.pointer, header, kv_type)
         context = make_context(
             model.pointer,
             path,
             **cells,
             n_slots=n_slots,
-            spare_sequences=int(n_slots < MAX_SLOTS - 2),  # for saving what leaves hold
+            spare_sequences=spare_sequences(n_slots),
             threads=threads,
             flash=flash,
             wide=n_batch is None and placement.all_on_gpu and flash != FLASH_OFF,

@@ -50,7 +50,6 @@ _PROBE = (
     "from uma_trio.backend.llama import system_info\n"
     "json.dump(attrs.asdict(system_info()), sys.stdout, default=dict)"
 )
-_SPARE_MEMORY = 300_000_000  # Python, logits, llama.cpp's scratch buffers
 
 
 @frozen
@@ -177,14 +176,14 @@ def check_policy(config: Config) -> list[Finding]:
 
 
 def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
-    """See whether the model is one, where its layers go, and whether it fits in memory there.
+    """See whether the model is one, and where its layers go. Whether it fits :mod:`check_memory` sees.
 
     `devices` are those that layers can be offloaded to.
     """
     from uma_trio.backend._llama_options import FLASH_OFF, context_bytes
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
-    from uma_trio.backend.kv_memory import N_BATCH, available_memory, kv_bytes
+    from uma_trio.backend.kv_memory import N_BATCH, kv_bytes
     from uma_trio.backend.placement import Placement
     from uma_trio.wiring import model_path
 
@@ -206,12 +205,6 @@ def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
         _layers(placement, config, devices),
         attention,
     ]
-    room = available_memory()
-    if room is not None:
-        fewer = "--flash-attention on" if flash == FLASH_OFF else "--kv-type q8_0"
-        on_host = 1.0 - placement.offloaded / placement.layers
-        weights, cells_there = header.size_bytes * on_host, context * placement.host_share
-        found.append(_judge_memory(int(weights), int(cells_there), room, fewer))
     return [*found, _prefix_cache(config, header), *_check_mlock(config, header.size_bytes)]
 
 
@@ -222,6 +215,7 @@ def _attention(config: Config, header: GgufHeader, placement: Placement) -> tupl
         FLASH_ON,
         chosen_flash,
         flash_is_open,
+        room_for_context,
         subject,
     )
     from uma_trio.backend.attention import prefers_flash
@@ -230,11 +224,14 @@ def _attention(config: Config, header: GgufHeader, placement: Placement) -> tupl
 
     wanted, kv_type = config.flash_attention, config.kv_type
     sizes = {"n_ctx": config.n_ctx, "n_batch": N_BATCH}
-    is_open = flash_is_open(wanted, header, placement, **sizes, kv_type=kv_type)
+    room = room_for_context(header, placement)
+    is_open = flash_is_open(wanted, header, placement, **sizes, kv_type=kv_type, room=room)
     threads = config.threads or physical_cores()
     timed = recall(subject(header, kv_type, threads)) if is_open else None
     faster = None if timed is None else prefers_flash(timed.seconds)
-    flash = chosen_flash(wanted, header, placement, **sizes, kv_type=kv_type, faster=faster)
+    flash = chosen_flash(
+        wanted, header, placement, **sizes, kv_type=kv_type, room=room, faster=faster
+    )
     what = {FLASH_OFF: "without flash attention", FLASH_ON: "with flash attention"}.get(
         flash, "with flash attention if llama.cpp can use it"
     )
@@ -282,18 +279,6 @@ def _layers(placement: Placement, config: Config, devices: Sequence[str]) -> Fin
         what = f"all {layers} on the CPU: --gpu-layers {wanted}, and llama.cpp finds no GPU"
         return Finding("layers", "slow", what, "build llama.cpp for the GPU (README, GPU)")
     return Finding("layers", "ok", f"all {layers} on the CPU")
-
-
-def _judge_memory(weights: int, context: int, room: int, fewer: str) -> Finding:
-    """See whether a model fits; `fewer` is a flag by which its context would be smaller."""
-    need = weights + context + _SPARE_MEMORY
-    spare = f"{size(_SPARE_MEMORY)} of it beside the model"
-    if need <= room:
-        return Finding("memory", "ok", f"{size(need)} needed ({spare}), {size(room)} available")
-    what = f"{size(need)} needed ({spare}), only {size(room)} available"
-    fix = f"use a smaller --n-ctx, {fewer} or a smaller model, or close other programs"
-    weight: Weight = "blocks" if context + _SPARE_MEMORY > room else "slow"
-    return Finding("memory", weight, what, fix)
 
 
 def _check_mlock(config: Config, weights: int) -> list[Finding]:

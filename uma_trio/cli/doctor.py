@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from uma_trio import __version__
 from uma_trio.cli import checks
+from uma_trio.cli.check_memory import check_memory
 from uma_trio.cli.check_place import check_http, check_socket
 from uma_trio.cli.check_running import asked, judge_running
 from uma_trio.cli.check_shapes import check_shapes
@@ -24,7 +25,10 @@ from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 
 _ModelFlag = Annotated[
-    str | None, Parameter(help="The model to check. Environment: UMA_MODEL.", metavar="PATH")
+    str | None,
+    Parameter(
+        help="The model to check: a file or a name. Environment: UMA_MODEL.", metavar="MODEL"
+    ),
 ]
 _SocketFlag = Annotated[
     str | None, Parameter(help="The socket to check. Environment: UMA_SOCK.", metavar="PATH")
@@ -69,8 +73,8 @@ _LEAST_ROOM = 20  # columns
 
 
 def doctor(
-    *,
     model: _ModelFlag = None,
+    *,
     socket: _SocketFlag = None,
     n_ctx: Annotated[str | None, Parameter(help="The context size to assume.", metavar="N")] = None,
     parallel: _ParallelFlag = None,
@@ -124,15 +128,17 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         findings.append(Finding("settings", "blocks", str(error)))
         config = Config()
     running = asked(config.socket)
-    if running.settings is not None and not _assumes(flags):
+    is_loaded = running.settings is not None and not _assumes(flags)
+    if running.settings is not None and is_loaded:
         config = settings.load({**running.settings, "socket": str(config.socket)}, env={})
         told = f"those of the running daemon: {running.flags or 'its defaults'}"
         findings.append(Finding("settings", "ok", told))
-    llama = checks.probe_llama(config.llama)
+    llama, served = checks.probe_llama(config.llama), config.each()
     every: tuple[Callable[[], list[Finding]], ...] = (
         lambda: checks.check_llama(llama),
         lambda: checks.check_policy(config),
-        lambda: checks.check_model(config, llama.devices),
+        lambda: [found for each in served for found in _of_model(config, each, llama.devices)],
+        lambda: [] if is_loaded else check_memory(served),
         lambda: check_socket(config.socket),
         lambda: judge_running(running),
         lambda: check_http(config),
@@ -147,6 +153,15 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
 def _assumes(flags: dict[str, str | None]) -> bool:
     """Whether somebody asks about a daemon that is not started yet, and not about the one that runs."""
     return any(value is not None for name, value in flags.items() if name != "socket")
+
+
+def _of_model(config: Config, served: Config, devices: Sequence[str]) -> list[Finding]:
+    """Return what was found of one of the models; each says whose it is where there are several."""
+    found = checks.check_model(served, devices)
+    if served is config:
+        return found
+    name = served.alias[0] if served.alias else str(served.model)
+    return [attrs.evolve(each, about=f"{each.about} of {name}") for each in found]
 
 
 def _show(findings: list[Finding], flags: dict[str, str | None]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, console, print_json
@@ -15,12 +17,21 @@ from uma_trio.config import settings
 from uma_trio.config.options import Config
 from uma_trio.library.stores import Found, models_here
 from uma_trio.library.weights_names import quant_of
+from uma_trio.machine import physical_cores
 from uma_trio.saying import count, size
+
+if TYPE_CHECKING:
+    from uma_trio.backend.needs import Estimate
+
+    Estimating = Callable[[Config], Estimate]
 
 
 @frozen
 class Row:
-    """One model. `problem` says why it cannot be served; "" if nothing is known against it."""
+    """One model. `problem` says why it cannot be served; "" if nothing is known against it.
+
+    `n_ctx_fits` is the largest context for which the free memory suffices, 0 if there is none.
+    """
 
     name: str
     source: str
@@ -30,6 +41,7 @@ class Row:
     n_ctx_train: int = 0
     needs_bytes: int = 0
     fits: bool | None = None
+    n_ctx_fits: int | None = None
     problem: str = ""
 
 
@@ -43,8 +55,9 @@ def models(
 ) -> int:
     """List the models on this machine: folders, Hugging Face's cache, Ollama, LM Studio.
 
-    NEEDS is the memory for the weights and the KV cache at the daemon's --n-ctx. Any NAME can be given to
-    `uma-trio serve --model`.
+    NEEDS is the memory at the daemon's --n-ctx: weights, KV cache, buffers. FITS is the largest --n-ctx for which the free
+    memory suffices, or what is wrong with the file. Each model is tried in a process of its own, which takes
+    about a second. Any NAME can be given to `uma-trio serve --model`.
     """
     config = settings.load({"model_dir": model_dir})
     rows = rows_of(models_here(config.model_dir, os.environ, Path.home()), config, _room())
@@ -59,9 +72,18 @@ def models(
     return OK
 
 
-def rows_of(found: Sequence[Found], config: Config, room: int | None) -> list[Row]:
-    """Return what is known of each model by its header, with `room` bytes of memory free."""
-    return [_row(model, config, room) for model in found]
+def rows_of(
+    found: Sequence[Found], config: Config, room: int | None, estimate: Estimating | None = None
+) -> list[Row]:
+    """Return what is known of each model, with `room` bytes of memory free.
+
+    Each is tried in a process of its own, as many at once as there are cores.
+    """
+    from uma_trio import wiring
+
+    row = partial(_row, config=config, room=room, estimate=estimate or wiring.estimate)
+    with ThreadPoolExecutor(max_workers=physical_cores()) as tries:
+        return list(tries.map(row, found))
 
 
 def _room() -> int | None:
@@ -70,28 +92,26 @@ def _room() -> int | None:
     return available_memory()
 
 
-def _row(model: Found, config: Config, room: int | None) -> Row:
-    from uma_trio.backend._llama_options import FLASH_ON, checked, context_bytes
+def _row(model: Found, config: Config, room: int | None, estimate: Estimating) -> Row:
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
-    from uma_trio.backend.kv_memory import N_BATCH
 
     known: dict[str, Any] = {"name": model.name, "source": model.source, "path": str(model.path)}
     try:
         header = read_header(model.path)
-        checked(header, n_ctx=config.n_ctx, n_slots=1, threads=1, kv_type=config.kv_type)
+        known |= {
+            "size_bytes": header.size_bytes,
+            "quant": quant_of(model.path.name) or quant_of(model.name),
+            "n_ctx_train": header.number("context_length"),
+        }
+        needed = estimate(evolve(config, model=model.path))
     except ModelError as error:
         return Row(**known, problem=str(error).removeprefix(f"{model.path} "))
-    trained = header.number("context_length")
-    cells = context_bytes(header, config.n_ctx, N_BATCH, config.kv_type, FLASH_ON)
-    needs = header.size_bytes + cells
     return Row(
         **known,
-        size_bytes=header.size_bytes,
-        quant=quant_of(model.path.name) or quant_of(model.name),
-        n_ctx_train=trained,
-        needs_bytes=needs,
-        fits=None if room is None else needs <= room,
+        needs_bytes=needed.least.total,
+        fits=None if room is None else needed.least.total <= room,
+        n_ctx_fits=None if room is None else needed.largest_context(room),
     )
 
 
@@ -102,8 +122,15 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("QUANT", lambda row: row.quant or "-"),
     ("CONTEXT", lambda row: count(row.n_ctx_train) if row.n_ctx_train else "-"),
     ("NEEDS", lambda row: size(row.needs_bytes) if row.needs_bytes else "-"),
-    ("FITS", lambda row: row.problem or {None: "?", True: "yes", False: "no"}[row.fits]),
+    ("FITS", lambda row: row.problem or _fits(row)),
 )
+
+
+def _fits(row: Row) -> str:
+    """Say up to which context a model fits."""
+    if row.n_ctx_fits is None:
+        return "?"
+    return f"--n-ctx {row.n_ctx_fits}" if row.n_ctx_fits else "no"
 
 
 def _table(rows: Sequence[Row], config: Config) -> None:

@@ -1,0 +1,173 @@
+"""What a model takes: found before it is loaded, compared with what loading took, refused with the sum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from models.synthetic import PRESETS, write_model
+from uma_trio import wiring
+from uma_trio.backend._llama_breakdown import breakdown
+from uma_trio.backend.base import ModelError
+from uma_trio.backend.llama import LlamaBackend
+from uma_trio.backend.llama_probe import estimate
+from uma_trio.backend.needs import OURS, PROCESS, Estimate, Needs, Question
+from uma_trio.cli.check_memory import check_memory
+from uma_trio.config.models import ModelSpec
+from uma_trio.config.options import Config
+
+MIB = 1 << 20
+
+
+def needs(n_ctx: int, kv: int) -> Needs:
+    """Return the sum of a model of 100 MiB and so many MiB of KV cache."""
+    return Needs(n_ctx, own=100 * MIB - OURS, mapped=0, kv=kv * MIB, compute=0)
+
+
+def line() -> Estimate:
+    """Return an estimate where 1,024 cells take 10 MiB, up to 8,192."""
+    curve = (needs(256, 2), needs(4096, 40), needs(8192, 80))
+    return Estimate(curve[1], curve[1], curve)
+
+
+@pytest.mark.parametrize(
+    ("room", "cells"), [(101, 0), (102, 256), (140, 4096), (160, 6144), (180, 8192), (900, 8192)]
+)
+def test_the_largest_context_is_told_by_what_is_free(room: int, cells: int) -> None:
+    """Between two sums on the line between them; never more than was tried."""
+    assert line().largest_context(room * MIB) == cells
+
+
+def test_a_refusal_has_the_sum_what_is_free_and_what_to_do() -> None:
+    """The size of the context that would fit, or where none does a smaller file."""
+    said = line().refusal(120 * MIB)
+    assert "it needs 140 MiB" in said
+    assert "40 MiB of KV cache for n_ctx 4096" in said
+    assert "120 MiB are free" in said
+    assert "set n_ctx to 2048 at most" in said
+    assert "choose a smaller quantisation" in line().refusal(50 * MIB)
+
+
+def test_a_second_daemon_needs_room_for_what_it_does_not_share() -> None:
+    """Weights that are mapped count once for both; the refusal has the sum."""
+    read = evolve(needs(4096, 40), mapped=0)
+    mapped = evolve(read, own=0, mapped=read.own)
+    room = PROCESS + OURS + 40 * MIB
+    Estimate(mapped, mapped).refuse_beside(room)
+    with pytest.raises(
+        ModelError, match=r"--replace needs 290 MiB .*40 MiB of KV cache.* service restart"
+    ):
+        Estimate(read, read).refuse_beside(room)
+
+
+@pytest.mark.parametrize(
+    ("preset", "n_ctx", "kv_type", "slots", "flash", "mmap"),
+    [
+        ("tiny", 4096, "f16", 8, "off", True),
+        ("tiny", 1024, "q8_0", 1, "on", True),
+        ("tiny", 4096, "f16", 16, "on", False),
+        ("moe-tiny", 2048, "f16", 8, "off", False),
+        ("window-tiny", 2048, "f16", 4, "on", True),
+        ("hybrid-tiny", 2048, "f16", 4, "on", False),
+        ("recurrent-tiny", 1024, "f16", 4, "on", False),
+    ],
+)
+def test_the_estimate_is_what_loading_takes(
+    tmp_path: Path, preset: str, n_ctx: int, kv_type: str, slots: int, flash: str, mmap: bool
+) -> None:
+    """Weights, cells and buffers of each kind of model, within 3 % of what llama.cpp has once it is loaded."""
+    path = write_model(tmp_path / "model.gguf", PRESETS[preset])
+    asked = Question(n_ctx, slots, kv_type, flash, None, 0, mmap)
+    expected = estimate(path, asked).needs
+    backend = LlamaBackend.load(
+        path,
+        n_ctx=n_ctx,
+        n_slots=slots,
+        threads=1,
+        kv_type=kv_type,
+        flash_attention=flash,
+        gpu_layers=0,
+        mmap=mmap,
+    )
+    parts = breakdown(backend._context or 0)
+    backend.close()
+    if parts is None:
+        pytest.skip("only GNU's C++ library on Linux lays the sums out as they are read")
+    took = {
+        name: sum(getattr(part, name) for part in parts) for name in ("model", "context", "compute")
+    }
+    assert expected.kv == pytest.approx(took["context"], rel=0.03)
+    rows = 4 * 260 * (slots + 1 + 16)  # of the vocabulary's floats: a sequence each, and drafts
+    assert expected.compute == pytest.approx(took["compute"] + rows, rel=0.03)
+    if not mmap:
+        assert expected.own == pytest.approx(took["model"], rel=0.03)
+    assert (expected.mapped > 0) is mmap
+
+
+def test_flash_attention_is_the_least_where_it_is_left_to_the_daemon(tmp_path: Path) -> None:
+    """The scores of attention are counted, and what goes without them, too."""
+    path = write_model(tmp_path / "model.gguf", PRESETS["tiny"])
+    question = Question(32768, 8, "f16", "auto", None, 0, True, others=(512, 65536))
+    found = estimate(path, question)
+    assert found.needs.compute > 2 * found.least.compute
+    assert [each.n_ctx for each in found.curve] == [512, 32768, 65536]
+    assert found.curve[1] == found.least
+
+
+def test_a_damaged_file_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    """Cut, or with a tensor too few."""
+    whole = write_model(tmp_path / "model.gguf", PRESETS["tiny"]).read_bytes()
+    damaged = tmp_path / "damaged.gguf"
+    question = Question(1024, 8, "f16", "auto", None, 0, True)
+    damaged.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="truncated"):
+        estimate(damaged, question)
+    damaged.write_bytes(whole.replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight", 1))
+    with pytest.raises(ModelError, match=r"tensor 'blk\.1\.attn_q\.weight' not found"):
+        estimate(damaged, question)
+
+
+def test_what_cannot_fit_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At start, and beside a daemon that is to be replaced; nothing is tried where there is plenty."""
+    path = write_model(tmp_path / "model.gguf", PRESETS["tiny"])
+    config = Config(model=path, n_ctx=4096)
+    monkeypatch.setattr(wiring, "available_memory", lambda: MIB)
+    with pytest.raises(ModelError, match=r"does not fit: it needs .* MiB are free"):
+        wiring.load_backend(config, None)
+    with pytest.raises(ModelError, match="--replace needs"):
+        wiring.load_backend(config, None, beside_another=True)
+    monkeypatch.setattr(wiring, "available_memory", lambda: 1 << 40)
+    monkeypatch.setattr(wiring, "estimate", None)
+    wiring.load_backend(config, None).close()
+
+
+def test_doctor_tells_the_sum_and_the_context_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is short is named with what would fit."""
+    monkeypatch.setattr(wiring, "estimate", lambda _config: line())
+    for room, weight, what in (
+        (900, "ok", "enough for --n-ctx 8192"),
+        (120, "blocks", "only 126 MB available"),
+    ):
+        monkeypatch.setattr(
+            "uma_trio.backend.kv_memory.available_memory", lambda room=room: room * MIB
+        )
+        (found,) = check_memory([Config()])
+        assert (found.weight, what in found.what) == (weight, True), found
+        assert "147 MB needed" in found.what
+    assert "use --n-ctx 2048" in found.fix
+
+
+def test_doctor_judges_each_model_and_those_that_are_loaded_at_start_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two of 140 MiB fit each by itself; one that is loaded on request is not counted."""
+    monkeypatch.setattr(wiring, "estimate", lambda _config: line())
+    monkeypatch.setattr("uma_trio.backend.kv_memory.available_memory", lambda: 200 * MIB)
+    for on_request, expected in ((False, ["a", "b", "all"]), (True, ["a", "b"])):
+        specs = (ModelSpec("a"), ModelSpec("b", on_request=on_request))
+        found = check_memory(Config(models=specs).each())
+        assert [each.about.removeprefix("memory of ") for each in found] == expected

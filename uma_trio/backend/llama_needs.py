@@ -1,0 +1,161 @@
+"""What a model takes once it is loaded, found without memory for its weights and its KV cache (``no_alloc``).
+
+For a process that may end: llama.cpp ends it at some files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend import llama_encoder
+from uma_trio.backend._llama_binding import llama
+from uma_trio.backend._llama_breakdown import breakdown
+from uma_trio.backend._llama_info import placed
+from uma_trio.backend._llama_load import load_model, make_context
+from uma_trio.backend._llama_options import (
+    FLASH_OFF,
+    FLASH_ON,
+    checked,
+    chosen_flash,
+    spare_sequences,
+)
+from uma_trio.backend._llama_vocab import ModelHandle
+from uma_trio.backend.gguf_header import GgufHeader, read_header
+from uma_trio.backend.kv_memory import N_BATCH, kv_bytes
+from uma_trio.backend.needs import Estimate, Needs, Question
+from uma_trio.backend.placement import Placement
+
+# llama-context.cpp, sched_reserve and the constructor: "%10s compute buffer size = %8.2f MiB".
+_COMPUTE: Final = re.compile(r" compute buffer size = +([0-9.]+) MiB")
+_OUTPUT: Final = re.compile(r" output buffer size = +([0-9.]+) MiB")
+_ANONYMOUS: Final = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
+_MIB: Final = 1 << 20
+
+
+def of_encoder(path: Path) -> Needs:
+    """Return what an encoder needs. Raises :class:`ModelError`."""
+    said = _listen()
+    model = llama_encoder.load_weights(path, no_alloc=True)
+    context, info, room = llama_encoder.make_encoder_context(model, path, threads=1)
+    parts = breakdown(context)
+    llama.llama_free(context)
+    if parts is None:
+        kv = llama_encoder.cache_bytes(read_header(path), room)
+        return Needs(info.n_ctx, info.size_bytes, 0, kv, _told(_COMPUTE, said))
+    kv, compute = sum(part.context for part in parts), sum(part.compute for part in parts)
+    return Needs(info.n_ctx, info.size_bytes, 0, kv, compute)
+
+
+def of_model(path: Path, question: Question) -> Estimate:
+    """Return what a model that writes needs, loaded as the question says. Raises :class:`ModelError`."""
+    said = _listen()
+    header = read_header(path)
+    n_ctx, wanted = question.n_ctx, question.flash_attention
+    kv_type = checked(
+        header, n_ctx=n_ctx, n_slots=question.n_slots, threads=1, kv_type=question.kv_type
+    )
+    placement = placed(lib.system_info(), header, question.gpu_layers)
+    sizes = {"n_ctx": n_ctx, "n_batch": N_BATCH}
+    flash = chosen_flash(
+        wanted, header, placement, **sizes, kv_type=kv_type, room=None, faster=question.faster
+    )
+    before = _anonymous()
+    model = load_model(path, gpu_layers=question.gpu_layers, no_alloc=True)
+    trial = _Trial(model, header, placement, question, kv_type, said)
+    trial.needs(n_ctx, flash)
+    trial.other = max(0, _anonymous() - before)
+    sparing = FLASH_ON if wanted == "auto" and flash == FLASH_OFF else flash
+    curve = tuple(trial.needs(n, sparing) for n in sorted({n_ctx, *question.others}))
+    least = next(each for each in curve if each.n_ctx == n_ctx)
+    return Estimate(trial.needs(n_ctx, flash), least, curve)
+
+
+class _Trial:
+    """A model without its weights, of which contexts are made to see what they take."""
+
+    def __init__(
+        self,
+        model: ModelHandle,
+        header: GgufHeader,
+        placement: Placement,
+        question: Question,
+        kv_type: str,
+        said: list[str],
+    ) -> None:
+        self.other = 0
+        self._model, self._header, self._placement = model, header, placement
+        self._question, self._kv_type, self._said = question, kv_type, said
+
+    def needs(self, n_ctx: int, flash: int) -> Needs:
+        """Return what the model takes with such a context."""
+        self._said.clear()
+        slots = self._question.n_slots
+        context = make_context(
+            self._model.pointer,
+            self._header.path,
+            n_ctx=n_ctx,
+            n_slots=slots,
+            spare_sequences=spare_sequences(slots),
+            n_batch=N_BATCH,
+            threads=1,
+            kv_type=self._kv_type,
+            flash=flash,
+            wide=self._placement.all_on_gpu and flash != FLASH_OFF,
+        )
+        try:
+            return self._sum(context, n_ctx)
+        finally:
+            llama.llama_free(context)
+
+    def _sum(self, context: int, n_ctx: int) -> Needs:
+        output, parts = _told(_OUTPUT, self._said), breakdown(context)
+        if parts is None:  # by the header, and by what llama.cpp writes
+            weights = int(llama.llama_model_size(self._model.pointer))
+            kv = kv_bytes(self._header, n_ctx, self._kv_type)
+            compute = _told(_COMPUTE, self._said) + output
+            return Needs(n_ctx, weights, 0, kv, compute, self.other)
+        host = [part for part in parts if not part.on_device]
+        mapped = sum(part.model for part in host if part.mappable and self._question.mmap)
+        return Needs(
+            n_ctx,
+            own=sum(part.model for part in host) - mapped,
+            mapped=max(0, mapped - self._seldom_read(sum(part.model for part in parts))),
+            kv=sum(part.context for part in host),
+            compute=sum(part.compute for part in host) + output,
+            other=self.other,
+            device=sum(p.model + p.context + p.compute for p in parts if p.on_device),
+        )
+
+    def _seldom_read(self, weights: int) -> int:
+        """Return the bytes of the tokens' embeddings, where a tick reads only the rows of its tokens.
+
+        It reads all of them where they are the output's matrix, too, and llama.cpp has made no copy for that.
+        """
+        sizes = {tensor.name: tensor.n_bytes for tensor in self._header.tensors}
+        apart = "output.weight" in sizes or weights > sum(sizes.values())
+        return sizes.get("token_embd.weight", 0) if apart else 0
+
+
+def _listen() -> list[str]:
+    """Start llama.cpp, and return a list that gets the lines of its log."""
+    lib.start()
+    said: list[str] = []
+    lib.set_log_sink(lambda _level, text: said.append(text), with_info=True)
+    return said
+
+
+def _told(what: re.Pattern[str], said: Sequence[str]) -> int:
+    return int(sum(map(float, what.findall("\n".join(said)))) * _MIB)
+
+
+def _anonymous() -> int:
+    """Return the bytes that this process has for itself; 0 where the system does not say."""
+    try:
+        found = _ANONYMOUS.search(Path("/proc/self/status").read_text(encoding="ascii"))
+    except OSError:
+        return 0
+    return int(found[1]) << 10 if found else 0

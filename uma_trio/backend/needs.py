@@ -1,0 +1,129 @@
+"""What memory a model takes, and how much context fits into what is free: sums, pure."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+from attrs import frozen
+
+from uma_trio.backend.base import ModelError
+
+#: What our own process allocates for a model beside llama.cpp's buffers, and llama.cpp's threads for theirs: 7 to 14 MiB
+#: of resident memory of two models with 152k tokens in their vocabularies.
+OURS: Final = 8 << 20
+#: What a daemon takes without a model: Python and its libraries.
+PROCESS: Final = 150 << 20
+#: A context has a whole number of so many cells (llama-context.cpp, GGML_PAD).
+_CELLS: Final = 256
+
+
+@frozen
+class Needs:
+    """The bytes of the machine's memory that a loaded model takes, with a context of `n_ctx` cells.
+
+    `own` weights are for this process alone: read, or rearranged for the processor. `mapped` ones lie in the page cache,
+    once for all processes, and the kernel can drop them. `compute` are the buffers of a computation and its results,
+    `other` is the vocabulary and what else llama.cpp keeps. `device` is what lies on devices instead.
+    """
+
+    n_ctx: int
+    own: int
+    mapped: int
+    kv: int
+    compute: int
+    other: int = 0
+    device: int = 0
+
+    @property
+    def private(self) -> int:
+        """What no other process shares, and what the kernel cannot drop."""
+        return self.own + self.kv + self.compute + self.other + OURS
+
+    @property
+    def total(self) -> int:
+        """All of it in the machine's memory."""
+        return self.private + self.mapped
+
+    def in_words(self) -> str:
+        """Return the sum and its parts."""
+        return (
+            f"{mib(self.total)}: {mib(self.own + self.mapped)} of weights, {mib(self.kv)} of KV cache for n_ctx "
+            f"{self.n_ctx}, {mib(self.compute)} to compute with, {mib(self.other + OURS)} for its vocabulary and tables"
+        )
+
+
+@frozen
+class Question:
+    """How a model that writes is going to be loaded, as `LlamaBackend.load` has it.
+
+    `faster` is whether flash attention was found faster here, None if nothing was measured. `others` are
+    further sizes of the context.
+    """
+
+    n_ctx: int
+    n_slots: int
+    kv_type: str
+    flash_attention: str
+    faster: bool | None
+    gpu_layers: int
+    mmap: bool
+    others: tuple[int, ...] = ()
+
+
+@frozen
+class Estimate:
+    """`needs` as the model would be loaded now; `least` with flash attention, where that is left to the daemon.
+
+    `curve` are sums as `least` at other sizes of the context, in ascending order of `n_ctx`.
+    """
+
+    needs: Needs
+    least: Needs
+    curve: tuple[Needs, ...] = ()
+
+    def largest_context(self, room: int) -> int:
+        """Return the most cells for which `room` bytes suffice, of those that were tried; 0 if there are none.
+
+        Between two sums the need is at most on the line between them: the KV cache grows in proportion, and
+        the buffers by the larger of several that do.
+        """
+        if not self.curve or self.curve[0].total > room:
+            return 0
+        for below, above in pairwise(self.curve):
+            if above.total > room:
+                per_cell = (above.total - below.total) / (above.n_ctx - below.n_ctx)
+                cells = below.n_ctx + int((room - below.total) / per_cell)
+                return max(below.n_ctx, cells // _CELLS * _CELLS)
+        return self.curve[-1].n_ctx
+
+    def refuse_beside(self, room: int) -> None:
+        """Refuse to load beside a daemon that serves with the same model, where the memory does not allow both.
+
+        Mapped weights are there once for both. Raises ModelError; its message has the sum, and the way that needs
+        no second copy.
+        """
+        each = self.least
+        need = each.private + PROCESS
+        if need > room:
+            raise ModelError(
+                f"--replace needs {mib(need)} beside the daemon that serves: {mib(each.own)} of weights that are not"
+                f" shared, {mib(each.kv)} of KV cache, {mib(each.compute)} to compute with,"
+                f" {mib(need - each.own - each.kv - each.compute)} for the process; {mib(room)} are free."
+                " It serves on. `uma-trio service restart` loses no request either and needs no second copy;"
+                " without a service, stop it with `uma-trio stop` and start this one."
+            )
+
+    def refusal(self, room: int) -> str:
+        """Return why a model that does not fit is refused: the sum, what is free, and what to do."""
+        fits = self.largest_context(room)
+        smaller = f"set n_ctx to {fits} at most" if fits else "choose a smaller quantisation"
+        return (
+            f"it needs {self.least.in_words()}; {mib(room)} are free. Unload a model or close other programs, "
+            f"{smaller}, or a smaller kv_type such as q8_0"
+        )
+
+
+def mib(n_bytes: int) -> str:
+    """Return bytes for people."""
+    return f"{n_bytes / (1 << 20):,.0f} MiB"
