@@ -521,3 +521,21 @@ def test_what_ended_before_the_engine_had_it_is_among_the_requests() -> None:
     assert ended["cancelled"] == 2
     assert ended["E_LIFECYCLE_001"] == 1
     assert ended["stop"] == 0
+
+
+def test_metrics_of_several_models_are_labelled() -> None:
+    """With the model's name; what is the daemon's has none, and neither has what is of one model."""
+    one, two = Metrics(), Metrics()
+    one.session_opened()
+    figures = {"chat": one.snapshot(), "code": two.snapshot()}
+    text = prometheus(figures["chat"], figures)
+    for series in (
+        'uma_batch_calls_total{model="code"} 0.0',
+        'uma_requests_total{model="chat",outcome="stop"} 0.0',
+        'uma_ttft_ms_bucket{le="+Inf",model="code"} 0.0',
+        "\numa_sessions 1.0\n",
+        'model="code",policy=""',
+    ):
+        assert series in text, series
+    alone = prometheus(figures["chat"], {"chat": figures["chat"]})
+    assert "uma_batch_calls_total 0.0" in alone

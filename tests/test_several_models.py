@@ -20,9 +20,10 @@ from engine_kit import Bench
 from http_kit import HttpHouse, http_house
 from inline_kit import Wakeup, run_inline
 from net_kit import TICK_S, at_once
+from test_http_events import messages, watch
 from trio.testing import MockClock
 
-from uma_protocol import Eos, Error
+from uma_protocol import Eos, Error, Explain, Explanation, ListSessions, Sessions
 from uma_trio import daemon
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.config.option import ConfigError
@@ -154,6 +155,51 @@ async def test_running_requests_of_all_models_are_listed(autojump_clock: MockClo
         assert named == {"fake", "code"}
         recorded = await two.house.inner.service.explain(None, 0)
         assert len(recorded.requests) == 2
+
+
+async def test_whoever_looks_sees_which_model_has_a_request(autojump_clock: MockClock) -> None:
+    """In the list of the socket, in stories, in `/events`; the latest ticks are those of both models."""
+    async with two_models() as two:
+        clients = [two.house.inner.connect() for _ in range(2)]
+        for client, model in zip(clients, ("fake", "code"), strict=True):
+            await client.ask(prompt="hello", max_tokens=50, model=model)
+        await trio.sleep(10 * TICK_S)
+        looks = two.house.inner.connect()
+        await looks.send(ListSessions(ticks=8))
+        listed = await looks.until(Sessions)
+        assert [one.model for one in listed.sessions] == ["fake", "code"]
+        assert {tick.model for tick in listed.ticks} == {"fake", "code"}
+        ages = [tick.age_ms for tick in listed.ticks]
+        assert ages == sorted(ages, reverse=True)
+        await looks.send(Explain())
+        told = await looks.until(Explanation)
+        assert sorted(story.model or "" for story in told.requests) == ["code", "fake"]
+        watcher = await watch(two.house)
+        (picture, *_) = [m for m in await messages(watcher, 1) if m.get("requests")]
+        assert [one["model"] for one in picture["requests"]] == ["fake", "code"]
+        assert picture["models"] == [["fake", "loaded"], ["code", "loaded"]]
+
+
+async def test_a_watcher_chooses_whose_ticks_it_is_sent(autojump_clock: MockClock) -> None:
+    """With `?model=`, by any of its names; a model that is not there is an error."""
+    async with two_models() as two:
+        for path, model, slots in (("", "fake", 8), ("&model=small", "code", 4)):
+            watcher = await watch(two.house, f"/events?ticks=1{path}")
+            client = two.house.inner.connect()
+            await client.ask(prompt="hello", max_tokens=5, model="code")
+            hello, *rest = await messages(watcher, 1)
+            assert (hello["model"], hello["slots"]) == (model, slots)
+            assert any(message.get("ticks") for message in rest) is (model == "code")
+        assert (await two.house.ask("GET", "/events?model=nothing")).status == 404
+
+
+async def test_metrics_are_those_of_each_model(autojump_clock: MockClock) -> None:
+    """A scrape says of each that it is there; `?model=` is about one."""
+    async with two_models() as two:
+        whole = (await two.house.ask("GET", "/metrics")).body.decode()
+        one = (await two.house.ask("GET", "/metrics?model=code")).body.decode()
+        named = [text.count('uma_info{backend="",model="code"') for text in (whole, one)]
+        assert (named, whole.count("uma_info{")) == ([1, 0], 2)
 
 
 # --- the configuration ---

@@ -17,6 +17,7 @@ import pytest
 from client_kit import client_of
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from terminal_kit import Terminal
 from trio.testing import MockClock
 
@@ -59,6 +60,20 @@ def shown(*requests: SessionInfo, **more: Any) -> Shown:
         "active_sessions": 1,
     }
     return Shown(found=found, figures=figures, **more)
+
+
+def test_the_model_of_a_request_is_shown_where_there_are_several() -> None:
+    """One model needs no column; an encoder is none that writes."""
+    one = shown(info(1, model="storyteller"))
+    assert "MODEL" not in "\n".join(frame(one, 160, 24))
+    assert one.found is not None
+    encoder = ModelInfo(name="e5", gives="vectors", size_bytes=1, n_ctx=512)
+    more = (*one.found.models, encoder)
+    one.found = replace(one.found, models=more)
+    assert "MODEL" not in "\n".join(frame(one, 160, 24))
+    one.found = replace(one.found, models=(*more, ModelInfo(name="b", size_bytes=1, n_ctx=512)))
+    row = next(line for line in frame(one, 160, 24) if "editor" in line)
+    assert "storyteller" in row
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (20, 5), (1, 1)])

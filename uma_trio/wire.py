@@ -328,6 +328,7 @@ def session_info(running: Running, waits: str = "") -> SessionInfo:
         choice=running.choice,
         cached_tokens=report.cached_tokens,
         waits=waits,
+        model=running.model,
     )
 
 

@@ -10,7 +10,8 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     It is computed `ahead_ms` ahead of the tokens shown to its reader. Each choice of a request is
     listed separately, with its own handle. `awaits` is what somebody waits for: tokens, answer, nothing.
-    `cached_tokens` of its prompt were not computed. `waits` is what it waits for at the moment, if for anything.
+    `cached_tokens` of its prompt were not computed. `waits` is what it waits for at the moment, if for anything. `model` is
+    the name of the model that has it.
     """
 
     request: int
@@ -30,6 +31,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     awaits: str = "tokens"
     cached_tokens: int = 0
     waits: str = ""
+    model: str | None = None
 
 
 class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

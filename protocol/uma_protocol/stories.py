@@ -57,12 +57,13 @@ class StoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     the longest time that a token was held for pacing, `prefix_ms` how long it waited until its beginning was
     restored or computed by another request, `aside_ms` what passed between ticks for side work or another model,
     `mask_ms` how long it waited for what its schema or grammar allows next, and `waits` what it waits for at the moment. `reason` and `code` describe its end and are
-    absent while it runs. Each choice of a request has a record of its own.
+    absent while it runs. Each choice of a request has a record of its own. `model` is the name of the model that has it.
     """
 
     request: int
     id: str | None = None
     app: str | None = None
+    model: str | None = None
     state: str
     lane: str
     age_ms: float
@@ -123,10 +124,12 @@ class TickInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `limit_ms` is absent without a limit, `predicted_ms` without a prediction. `measured_ms` is the
     time from the end of the decode before it to the end of its own decode; `host_ms` is the part
     between the two decodes. Where `others` is true, parts of other users' requests are left out. `status` is the return value of the backend, 0 for success; otherwise
-    `recovery` says what the engine did. `age_ms` is the time since its end.
+    `recovery` says what the engine did. `age_ms` is the time since its end. `model` is the one whose tick it was, in answers that
+    have ticks of several.
     """
 
     tick: int
+    model: str | None = None
     age_ms: float
     items: tuple[ItemInfo, ...] = ()
     skipped: tuple[SkipInfo, ...] = ()

@@ -192,11 +192,13 @@ def _requests(timelines: tuple[StoryInfo, ...]) -> list[dict[str, str]]:
     parts = [shares(timeline) for timeline in timelines]
     shown = [name for name in PARTS if any(part[name] >= _LEAST_SHARE for part in parts)]
     several = any(timeline.choice for timeline in timelines)
+    models = len({timeline.model for timeline in timelines}) > 1
     return [
         {
             "REQUEST": str(timeline.request),
             **({"CHOICE": str(timeline.choice)} if several else {}),
             "APP": _cut(harmless(timeline.app or "-")),
+            **({"MODEL": _cut(harmless(timeline.model or "-"))} if models else {}),
             "LANE": timeline.lane,
             "STATE": timeline.state,
             "TIME": duration(timeline.total_ms / 1e3),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, SocketFlag, WaitFlag, console, print_json, socket_path
-from uma_trio.cli.top_view import memory_in_words
+from uma_trio.cli.top_view import memory_in_words, writers
 from uma_trio.saying import duration, harmless, size
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ async def _ps(path: Path, as_json: bool) -> int:
         print_json(msgspec.to_builtins(found.sessions))
         return OK
     if found.sessions:
-        _table(found.sessions)
+        _table(found.sessions, several_models=len(writers(found.models)) > 1)
     else:
         console().print("Nothing is running.")
     for line in _rest(found):
@@ -60,7 +60,7 @@ def _rest(found: Sessions) -> Iterator[str]:
         )
 
 
-def _table(sessions: tuple[SessionInfo, ...]) -> None:
+def _table(sessions: tuple[SessionInfo, ...], *, several_models: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -69,6 +69,7 @@ def _table(sessions: tuple[SessionInfo, ...]) -> None:
     several = any(info.choice for info in sessions)
     answers = any(info.awaits == "answer" for info in sessions)
     more = (
+        *(_MODEL if several_models else ()),
         *(_AHEAD if ahead else ()),
         *(_CHOICE if several else ()),
         *(_AWAITS if answers else ()),
@@ -79,10 +80,12 @@ def _table(sessions: tuple[SessionInfo, ...]) -> None:
         if heading in left_out:
             continue
         # In a narrow window the names are cut, so that no figure is.
-        whole = heading not in {"APP", "PROCESS"}
+        whole = heading not in {"APP", "PROCESS", "MODEL"}
         table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=whole)
     for info in sessions:
         cells = list(_row(info))
+        if several_models:
+            cells.append(harmless(info.model or "-"))
         if ahead:
             cells.append(f"{info.ahead_ms:.0f} ms")
         if several:
@@ -111,6 +114,7 @@ _COLUMNS = (
     ("AGE", "right"),
 )
 _ROOMY = 100  # columns in which every heading fits beside two names of eight characters
+_MODEL = (("MODEL", "left"),)  # only where there are several
 _AHEAD = (("AHEAD", "right"),)  # of what their readers are shown; only where somebody is
 _AWAITS = (("AWAITS", "left"),)  # only where somebody waits for the end of an answer
 _CHOICE = (("CHOICE", "right"),)  # only where a request has several answers

@@ -152,7 +152,8 @@ def _latest(ticks: Sequence[TickInfo]) -> str:
     last, longest = ticks[-1], max(tick.measured_ms for tick in ticks)
     limit = "" if last.limit_ms is None else f", limit {_ms(last.limit_ms)}"
     n = len(ticks)
-    return f"tick {last.tick:,}: {_rows_of(last)} tokens in {_ms(last.measured_ms)}{limit}; longest of {n}: {_ms(longest)}"
+    whose = f" of {harmless(last.model)}" if last.model else ""
+    return f"tick {last.tick:,}{whose}: {_rows_of(last)} tokens in {_ms(last.measured_ms)}{limit}; longest of {n}: {_ms(longest)}"
 
 
 def _rows_of(tick: TickInfo) -> int:
@@ -167,9 +168,11 @@ def spark(values: Sequence[float], width: int, is_unicode: bool = True) -> str:
     return "".join(blocks[min(7, int(7.999 * value / most))] for value in latest)
 
 
+_MODEL: Final = "MODEL"  # only where there are several
 _COLUMNS: Final = (
     "REQUEST",
     "PROGRAM",
+    _MODEL,
     "STATE",
     "LANE",
     "PROMPT",
@@ -178,19 +181,28 @@ _COLUMNS: Final = (
     "AGE",
     "WAITS FOR",
 )
-_LEFT: Final = {"PROGRAM", "STATE", "LANE", "WAITS FOR"}
+_LEFT: Final = {"PROGRAM", _MODEL, "STATE", "LANE", "WAITS FOR"}
+
+
+def writers(models: Sequence[ModelInfo]) -> list[ModelInfo]:
+    """Return the models that write text."""
+    return [model for model in models if model.gives == "text"]
 
 
 def _requests(shown: Shown, width: int, height: int) -> list[Line]:
     rows = shown.rows()
     if not rows:
         return [[("Nothing is running.", "dim")]]
-    cells = [_row(info) for info in rows]
-    sizes = [max(len(name), *(columns(row[n]) for row in cells)) for n, name in enumerate(_COLUMNS)]
+    several = shown.found is not None and len(writers(shown.found.models)) > 1
+    head_row = _COLUMNS if several else tuple(name for name in _COLUMNS if name != _MODEL)
+    cells = [_row(info, several=several) for info in rows]
+    sizes = [max(len(name), *(columns(row[n]) for row in cells)) for n, name in enumerate(head_row)]
     sizes[1] = min(sizes[1], 16)
+    if several:
+        sizes[2] = min(sizes[2], 16)
     named = [
         name.ljust(n) if name in _LEFT else name.rjust(n)
-        for name, n in zip(_COLUMNS, sizes, strict=True)
+        for name, n in zip(head_row, sizes, strict=True)
     ]
     head: Line = [("  ".join(named), "dim")]
     chosen = shown.selected()
@@ -200,19 +212,21 @@ def _requests(shown: Shown, width: int, height: int) -> list[Line]:
     for info, row in list(zip(rows, cells, strict=True))[first : first + height - 1]:
         text = "  ".join(
             _padded(cell, n, left=name in _LEFT)
-            for cell, n, name in zip(row, sizes, _COLUMNS, strict=True)
+            for cell, n, name in zip(row, sizes, head_row, strict=True)
         )
         found.append([(text.ljust(width), "chosen")] if info is chosen else [(text.rstrip(), "")])
     return found
 
 
-def _row(info: SessionInfo) -> tuple[str, ...]:
+def _row(info: SessionInfo, *, several: bool) -> tuple[str, ...]:
+    model = (harmless(info.model or ""),) if several else ()
     if not info.request:  # another user's
-        return ("", info.app or "", info.state, info.lane, "", "", "", "", "")
+        return ("", info.app or "", *model, info.state, info.lane, "", "", "", "", "")
     prompt = f"{min(info.computed_tokens, info.prompt_tokens):,}/{info.prompt_tokens:,}"
     return (
         str(info.request),
         harmless(info.app or "-"),
+        *model,
         info.state,
         info.lane,
         prompt,

@@ -22,6 +22,7 @@ from uma_trio.engine.records import TickRecord
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
+from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.visibility import Running, Viewer
 from uma_trio.sockets.principal import Principal
@@ -45,13 +46,17 @@ _FIGURES: Final = (
 
 
 async def events(exchange: Exchange, shared: Shared) -> Reply | None:
-    """Stream what runs, what waits and why, and with `?ticks=1` every tick, as server-sent events."""
+    """Stream what runs, what waits and why, and with `?ticks=1` every tick, as server-sent events.
+
+    `?model=` chooses whose ticks and figures.
+    """
     head = exchange.request.head
     if head.method == "HEAD":
         return Reply(200, content_type=sse.CONTENT_TYPE)
     wants_ticks = head.query.get("ticks", "0") not in ("", "0")
     viewer = exchange.request.caller.principal
-    watcher = Watcher(shared, viewer, wants_ticks=wants_ticks)
+    model = head.query.get("model")
+    watcher = Watcher(shared.of(model), viewer, wants_ticks=wants_ticks, model=model)
     watcher.resume(head.headers.get("last-event-id", ""))
     kind = (("Content-Type", sse.CONTENT_TYPE),)
     exchange.open(kind, lambda: sse.KEEP_ALIVE, sse.named(watcher.hello()))
@@ -69,11 +74,15 @@ async def events(exchange: Exchange, shared: Shared) -> Reply | None:
 
 @define(eq=False)
 class Watcher:
-    """What one watcher was told, and what it is told next."""
+    """What one watcher was told, and what it is told next.
+
+    Ticks and figures are those of one model: `model`, while it is loaded, or else the default one.
+    """
 
     shared: Shared
     principal: Principal
     wants_ticks: bool = field(kw_only=True)
+    model: str | None = field(kw_only=True)
     _tick: int = -1
     _told: Mapping[str, Any] = field(factory=dict)
     _figures_at: float = -math.inf
@@ -85,14 +94,14 @@ class Watcher:
 
     def hello(self) -> dict[str, Any]:
         """Return the first message: what is watched, and as whom."""
-        service = self.shared.service
+        served = self.shared.served
         return {
             "type": "hello",
             "daemon": self.shared.name,
             "version": __version__,
-            "model": service.default.bounds.model,
-            "slots": service.default.slots,
-            "n_ctx": service.default.bounds.n_ctx_seq,
+            "model": served.bounds.model,
+            "slots": served.slots,
+            "n_ctx": served.bounds.n_ctx_seq,
             "operator": self.principal.is_operator,
         }
 
@@ -106,25 +115,33 @@ class Watcher:
         """Return the next message; b"" if nothing has changed."""
         service = self.shared.service
         snapshots = await service.snapshots()
-        snapshot = snapshots[0]  # of the model whose ticks are told
+        served = self._watched()
         told: dict[str, Any] = _picture(service, snapshots, Viewer(self.principal))
         changed = {name: value for name, value in told.items() if self._told.get(name) != value}
         self._told = told
         now = trio.current_time()
         if now - self._figures_at >= FIGURES_S:
             self._figures_at = now
-            found = service.metrics()
+            found = service.metrics(None if served is None else served.bounds.model)
             changed["figures"] = {name: found.get(name) for name in _FIGURES} | _speeds(found)
-        if self.wants_ticks:
-            changed |= self._ticks(snapshot)
+        if self.wants_ticks and served is not None:
+            changed |= self._ticks(served)
         if not changed:
             return b""
-        changed |= {"type": "picture", "at": round(snapshot.at, 3), "tick": snapshot.tick}
-        return b"id: %b-%d\n%b" % (self.shared.name.encode(), snapshot.tick, sse.named(changed))
+        latest = snapshots[0] if served is None else served.latest or snapshots[0]
+        self._tick = latest.tick
+        changed |= {"type": "picture", "at": round(latest.at, 3), "tick": latest.tick}
+        return b"id: %b-%d\n%b" % (self.shared.name.encode(), latest.tick, sse.named(changed))
 
-    def _ticks(self, snapshot: Snapshot) -> dict[str, Any]:
-        ticks = self.shared.service.default.ticks_after(self._tick, MOST_TICKS)
-        self._tick = snapshot.tick
+    def _watched(self) -> ServedModel | None:
+        """Return the model whose ticks and figures are told; None while it is not loaded."""
+        service = self.shared.service
+        if self.model is None:
+            return service.default
+        return next((one for one in service.models if one.bounds.names(self.model)), None)
+
+    def _ticks(self, served: ServedModel) -> dict[str, Any]:
+        ticks = served.ticks_after(self._tick, MOST_TICKS)
         viewer, directory = Viewer(self.principal), self.shared.service.directory
         columns: list[list[Any]] = []
         named: dict[str, str | None] = {}
@@ -178,9 +195,12 @@ def _picture(service: Service, snapshots: Sequence[Snapshot], viewer: Viewer) ->
         for seen in map(viewer.shown, every)
     ]
     cells = [snapshot.cells for snapshot in snapshots]
+    shelf = () if service.shelf is None else service.shelf.entries
     kept = [snapshot.prefixes for snapshot in snapshots if snapshot.prefixes is not None]
     return {
         "requests": listed,
+        "models": [[entry.names[0], entry.state] for entry in shelf]
+        or [[served.bounds.model, "loaded"] for served in service.models],
         "waiting": sum(snapshot.waiting for snapshot in snapshots),
         "cells": _sums((each.used, each.reserved, each.total) for each in cells),
         "prefixes": _sums((each.leaves, each.leaf_tokens, each.pages, each.bytes) for each in kept)
@@ -201,6 +221,7 @@ def _request(running: Running, waits: str) -> dict[str, Any]:
     return known | {
         "request": running.handle,
         "id": origin.name or None,
+        "model": running.model,
         "awaits": report.awaits,
         "prompt": report.prompt_tokens,
         "computed": min(report.computed_tokens, report.prompt_tokens),

@@ -53,7 +53,8 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
         if as_json:
             text = msgspec.json.encode(figures)
         else:
-            text = (prometheus(figures) + llama_metrics(figures)).encode()
+            each = service.metrics_of_each() if model is None else {}
+            text = (prometheus(figures, each) + llama_metrics(figures)).encode()
         spent = clock() - began
         return text
 

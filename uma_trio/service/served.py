@@ -253,6 +253,11 @@ class ServedModel:
         except EngineStopped:
             raise Refusal(Code.E_LIFECYCLE_001, _STOPPED) from None
 
+    @property
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot that anybody has asked for; None if nobody has."""
+        return self._snapshots.latest
+
     def ticks_after(self, tick: int, most: int) -> tuple[TickRecord, ...]:
         """Return the latest ticks of the snapshots so far with higher numbers, at most so many, oldest first."""
         return self._snapshots.ticks_after(tick, most)

@@ -257,7 +257,7 @@ class Service:
     def named(self, snapshot: Snapshot) -> tuple[Running, ...]:
         """Return the requests of a snapshot that still live, with the names from their front ends."""
         return tuple(
-            Running(report.handle, generation.origin, generation.choice, report)
+            Running(report.handle, generation.origin, generation.choice, report, generation.model)
             for report in snapshot.requests
             if (generation := self.directory.get(report.handle)) is not None
         )
@@ -325,6 +325,10 @@ class Service:
             Refusal: there is no model of this name.
         """
         return self.telemetry.snapshot() if model is None else self.find(model).telemetry.snapshot()
+
+    def metrics_of_each(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return every metric of each model, by the model's name, the default one's first."""
+        return {served.bounds.model: served.telemetry.snapshot() for served in self._models}
 
     def move(self, handle: int, lane: Lane, by: Principal) -> bool:
         """Move a request to a lane; False if the handle is unknown.

@@ -25,12 +25,13 @@ _NAMED: Final = 3  # of those that somebody waits for
 
 @frozen
 class Running:
-    """One live request: the names from its front end, and the report of the engine."""
+    """One live request: the names from its front end, the report of the engine, and the model that has it."""
 
     handle: int
     origin: Origin
     choice: int
     report: SequenceReport
+    model: str | None = None
 
     @property
     def is_hidden(self) -> bool:

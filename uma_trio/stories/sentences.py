@@ -181,6 +181,8 @@ def _head(timeline: StoryInfo) -> str:
     names = [harmless(name) for name in (timeline.app, timeline.id) if name]
     if timeline.choice:
         names.append(f"choice {timeline.choice}")
+    if timeline.model:
+        names.append(f"model {harmless(timeline.model)}")
     who = f"Request {timeline.request}" + (f" ({', '.join(names)})" if names else "")
     if timeline.reason is None:
         how = f"{timeline.state}, {time_ms(timeline.total_ms)} old"

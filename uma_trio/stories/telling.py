@@ -58,13 +58,20 @@ async def answer(request: Explain, service: Service, viewer: Principal) -> Expla
 
 
 async def latest(service: Service, viewer: Viewer, ticks: int, now: float) -> tuple[TickInfo, ...]:
-    """Return the latest ticks of the default model, of the snapshots so far, oldest first; what `viewer` may not see is left out.
+    """Return the latest ticks of all models, of the snapshots so far, oldest first; what `viewer` may not see is left out.
 
     Of long ones fewer: together they fit into a frame.
     """
     looks, room, found = Looks(service.directory, viewer), MAX_BYTES // 2, []
-    for n, record in enumerate(reversed(service.default.ticks_after(-1, ticks)), 1):
-        tick = _tick(record, now, looks)
+    several = len(service.models) > 1
+    every = [
+        (record.at, served.bounds.model if several else None, record)
+        for served in service.models
+        for record in served.ticks_after(-1, ticks)
+    ]
+    newest = sorted(every, key=lambda one: one[0], reverse=True)[:ticks]
+    for n, (_, model, record) in enumerate(newest, 1):
+        tick = msgspec.structs.replace(_tick(record, now, looks), model=model)
         room -= len(msgspec.json.encode(tick)) + 1
         if room < 0:
             break
@@ -186,6 +193,7 @@ def _timeline(record: RequestRecord, now: float, looks: Looks) -> StoryInfo:
         request=record.handle,
         id=named.name,
         app=named.app,
+        model=named.model,
         state=record.state,
         lane=record.lane,
         awaits=record.awaits,

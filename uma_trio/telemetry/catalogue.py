@@ -15,14 +15,22 @@ METRICS: tuple[Metric, ...] = (
     Metric("backend", "info", "", "The backend, its threads and the KV type."),
     Metric("policy", "info", "", "The scheduling policy in use."),
     Metric("version", "info", "", "The daemon's version."),
-    Metric("uptime_s", "gauge", "seconds", "Time since the daemon was ready."),
+    Metric("uptime_s", "gauge", "seconds", "Time since the daemon was ready.", of_daemon=True),
     Metric(
-        "rss_gb", "gauge", "GB", "Resident memory of the process (10^9 bytes), including the model."
+        "rss_gb",
+        "gauge",
+        "GB",
+        "Resident memory of the process (10^9 bytes), including the model.",
+        of_daemon=True,
     ),
     # Who is served.
-    Metric("sessions", "gauge", "connections", "Open client connections."),
+    Metric("sessions", "gauge", "connections", "Open client connections.", of_daemon=True),
     Metric(
-        "sessions_total", "counter", "connections", "Client connections accepted since the start."
+        "sessions_total",
+        "counter",
+        "connections",
+        "Client connections accepted since the start.",
+        of_daemon=True,
     ),
     Metric("active_sessions", "gauge", "requests", "Requests that have a KV slot."),
     Metric("queued_sessions", "gauge", "requests", "Requests that wait for a slot."),
@@ -37,9 +45,20 @@ METRICS: tuple[Metric, ...] = (
     Metric("queued_interactive", "gauge", "requests", "The interactive part of `queued_sessions`."),
     Metric("queued_background", "gauge", "requests", "The background part of `queued_sessions`."),
     Metric("requests_total", "counter", "requests", "Ended requests, by outcome.", "outcome"),
-    Metric("errors_total", "counter", "events", "Errors sent to clients, by code.", "code"),
     Metric(
-        "accept_failures_total", "counter", "connections", "Connections that could not be accepted."
+        "errors_total",
+        "counter",
+        "events",
+        "Errors sent to clients, by code.",
+        "code",
+        of_daemon=True,
+    ),
+    Metric(
+        "accept_failures_total",
+        "counter",
+        "connections",
+        "Connections that could not be accepted.",
+        of_daemon=True,
     ),
     Metric(
         "preemptions_total",
@@ -209,10 +228,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("shape_processes", "gauge", "processes", "Processes that compile or follow shapes."),
     Metric("shape_bytes", "gauge", "bytes", "Memory of the compiled shapes cached in the daemon."),
     Metric(
-        "encoded_inputs_total", "counter", "inputs", "Texts that a vector or a score was made of."
+        "encoded_inputs_total",
+        "counter",
+        "inputs",
+        "Texts that a vector or a score was made of.",
+        of_daemon=True,
     ),
-    Metric("encoded_tokens_total", "counter", "tokens", "Tokens of these texts."),
-    Metric("encode_s_total", "counter", "s", "Time in which encoders computed."),
+    Metric("encoded_tokens_total", "counter", "tokens", "Tokens of these texts.", of_daemon=True),
+    Metric("encode_s_total", "counter", "s", "Time in which encoders computed.", of_daemon=True),
     Metric("queue_ms", "histogram", "ms", "Time from a request's arrival to its KV slot."),
     Metric(
         "loop_lag_ms",
@@ -220,8 +243,15 @@ METRICS: tuple[Metric, ...] = (
         "ms",
         "How much later than asked for trio's thread ran, which writes all tokens. Measured 50 times a "
         "second while there are requests, else 4 times.",
+        of_daemon=True,
     ),
-    Metric("loop_lag_max_ms", "gauge", "ms", "The longest `loop_lag_ms` since the start."),
+    Metric(
+        "loop_lag_max_ms",
+        "gauge",
+        "ms",
+        "The longest `loop_lag_ms` since the start.",
+        of_daemon=True,
+    ),
     Metric("batch_size", "histogram", "tokens", "Tokens in each batch."),
     # The KV cache.
     Metric("kv_cells_used", "gauge", "cells", "KV cells that contain a token."),

@@ -217,16 +217,29 @@ PLANNING: tuple[Metric, ...] = (
         "Time from the arrival of an interactive request to its fifth token.",
     ),
     # The playout buffer; empty under a policy that paces nobody.
-    Metric("held_tokens", "gauge", "tokens", "Computed tokens that are held until they are due."),
-    Metric("held_tokens_total", "counter", "tokens", "Tokens that were held, since the start."),
+    Metric(
+        "held_tokens",
+        "gauge",
+        "tokens",
+        "Computed tokens that are held until they are due.",
+        of_daemon=True,
+    ),
+    Metric(
+        "held_tokens_total",
+        "counter",
+        "tokens",
+        "Tokens that were held, since the start.",
+        of_daemon=True,
+    ),
     Metric(
         "slack_ms_least",
         "gauge",
         "ms",
         "Time between the computation of a paced token and its due time, minimum of the latest "
         "1,024; negative if the token was late.",
+        of_daemon=True,
     ),
-    Metric("slack_ms_p5", "gauge", "ms", "The same, 5th percentile."),
+    Metric("slack_ms_p5", "gauge", "ms", "The same, 5th percentile.", of_daemon=True),
     Metric(
         "ran_dry_total",
         "counter",
@@ -235,5 +248,6 @@ PLANNING: tuple[Metric, ...] = (
         "policy allowed the tick to take longer; `mispredicted`, the tick took longer than "
         "predicted; `left_out`, the stream was left out of the ticks before.",
         "cause",
+        of_daemon=True,
     ),
 )

@@ -6,7 +6,7 @@ it. Names get ``uma_`` before them, and counters ``_total`` behind where it is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,43 +21,68 @@ from prometheus_client.registry import Collector
 from uma_trio.telemetry.catalogue import METRICS
 from uma_trio.telemetry.metric import Metric
 
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | InfoMetricFamily
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
+_MODEL = "model"
+_NONE: Mapping[str, Mapping[str, Any]] = {}
 _JSON_ONLY = ("info", "scorecard")  # one family for all of the first; rates are a scraper's own
 
 
-def prometheus(figures: Mapping[str, Any]) -> str:
-    """Return every metric of `figures` that is known and in the catalogue."""
+def prometheus(figures: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]] = _NONE) -> str:
+    """Return every metric of `figures` that is known and in the catalogue.
+
+    Of several `models`, each with figures of its own, metrics that are not the daemon's get the label ``model``.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Exposition(figures))
+    registry.register(_Exposition(figures, models if len(models) > 1 else {}))
     return generate_latest(registry).decode()
 
 
 class _Exposition(Collector):
     """Gives the figures to prometheus_client, which asks once."""
 
-    def __init__(self, figures: Mapping[str, Any]) -> None:
-        self._figures = figures
+    def __init__(self, figures: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> None:
+        self._figures, self._models = figures, models
 
-    def collect(self) -> Iterator[Family]:
-        figures = self._figures
-        infos = {m.name: str(figures.get(m.name, "")) for m in METRICS if m.kind == "info"}
-        yield InfoMetricFamily("uma", "What is running.", value=infos)
+    def collect(self) -> Iterator[Family | InfoMetricFamily]:
+        info = InfoMetricFamily("uma", "What is running.")
+        for name, figures in self._models.items() or [("", self._figures)]:
+            infos = {m.name: str(figures.get(m.name, "")) for m in METRICS if m.kind == "info"}
+            info.add_metric([], infos | ({"model": name} if name else {}))
+        yield info
         for metric in METRICS:
-            value = figures.get(metric.name)
-            if metric.kind not in _JSON_ONLY and value is not None:
-                yield _family(metric, value)
+            if metric.kind not in _JSON_ONLY and (family := self._family(metric)) is not None:
+                yield family
+
+    def _family(self, metric: Metric) -> Family | None:
+        """Return a metric, of the daemon or of each model; None if nobody has it."""
+        if metric.of_daemon or not self._models:
+            found: dict[tuple[str, ...], Any] = {(): self._figures.get(metric.name)}
+        else:
+            found = {(name,): each.get(metric.name) for name, each in self._models.items()}
+        known = {labels: value for labels, value in found.items() if value is not None}
+        if not known:
+            return None
+        of_models = [_MODEL] if () not in known else []
+        family = _empty(metric, of_models)
+        for labels, value in known.items():
+            _add(family, metric, labels, value)
+        return family
 
 
-def _family(metric: Metric, value: Any) -> Family:
+def _empty(metric: Metric, labels: Sequence[str]) -> Family:
     name, text = f"uma_{metric.name}", f"{metric.help} Unit: {metric.unit}."
     if metric.kind == "histogram":
+        return HistogramMetricFamily(name, text, labels=labels)
+    own = [*labels, metric.label] if metric.label else labels
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(name, text, labels=own)
+
+
+def _add(family: Family, metric: Metric, labels: Sequence[str], value: Any) -> None:
+    if isinstance(family, HistogramMetricFamily):
         buckets = [(bound, float(count)) for bound, count in value["buckets"].items()]
-        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=value["sum"])
-    labels = [metric.label] if metric.label else []
-    family = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(
-        name, text, labels=labels
-    )
+        family.add_metric(labels, buckets, value["sum"])
+        return
     for label, number in value.items() if metric.label else [("", value)]:
-        family.add_metric([label] if metric.label else [], float(number))
-    return family
+        family.add_metric([*labels, label] if metric.label else labels, float(number))
