@@ -16,6 +16,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from gguf import GGUFWriter
 from hub_mirror import COMMIT, Mirror, mirror
 
 from uma_trio.backend.base import ModelError
@@ -401,6 +402,33 @@ def test_a_file_that_is_no_model_is_listed_with_the_reason(tmp_path: Path) -> No
     (tmp_path / "broken.gguf").write_bytes(b"GGUF but no more")
     (row,) = rows_of(models_here([tmp_path], {}, tmp_path), load({}, {}), None)
     assert row.problem
+
+
+def test_what_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
+    """A cut file, a split model that lacks a part, a file of another user, and a blob that a pull has not finished."""
+    whole = bundled_model().read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "theirs.gguf").write_bytes(whole)
+    (tmp_path / "theirs.gguf").chmod(0)
+    split = tmp_path / "split-00001-of-00002.gguf"
+    writer = GGUFWriter(split, "llama")
+    writer.add_uint16("split.count", 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ollama(tmp_path / ".ollama" / "models", "half", "1b")
+    next((tmp_path / ".ollama" / "models" / "blobs").iterdir()).unlink()
+    found = {
+        row.name: row.problem
+        for row in rows_of(models_here([tmp_path], {}, tmp_path), load({}, {}), None)
+    }
+    assert "is truncated" in found["cut"]
+    assert "There is no model file at" in found["split"]
+    assert "split-00002-of-00002.gguf" in found["split"]
+    assert "There is no model file at" in found["half:1b"]
+    if os.geteuid():  # root reads everything
+        assert "may not be read by this user" in found["theirs"]
 
 
 def test_models_in_json_have_their_paths(

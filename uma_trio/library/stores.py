@@ -134,7 +134,7 @@ def _ollama_name(host: str, namespace: str, model: str, tag: str) -> str:
 
 
 def _ollama_blob(store: Path, manifest: Path) -> Path | None:
-    """Return the file of a manifest's model; None if it has none that could be served."""
+    """Return the file of a manifest's model, there or not; None if the manifest names none."""
     try:
         with manifest.open("rb") as file:
             document: Any = json.loads(file.read(_MOST_MANIFEST))
@@ -142,11 +142,4 @@ def _ollama_blob(store: Path, manifest: Path) -> Path | None:
         digest = _DIGEST.fullmatch(str(layers[0]["digest"]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    if digest is None:
-        return None
-    blob = store / "blobs" / f"sha256-{digest[1]}"
-    try:
-        with blob.open("rb") as file:
-            return blob if file.read(4) == b"GGUF" else None
-    except OSError:
-        return None
+    return None if digest is None else store / "blobs" / f"sha256-{digest[1]}"
