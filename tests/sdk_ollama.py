@@ -157,6 +157,9 @@ def embedded(base_url: str) -> None:
     assert len(client.embeddings(model="any", prompt="a fox").embedding) == len(one)
     error = raised(lambda: client.embed(model="any", input="fox " * 4000, truncate=False))
     assert error.status_code == 400, error
+    names = [model.model for model in client.list().models]
+    assert len(names) == len(set(names)) == 2, names
+    assert len(client.ps().models) == 2
     assert client.chat(model="any", messages=SAID, options={"num_predict": 2}).message.content
     vectors = asyncio.run(ollama.AsyncClient(host=base_url).embed(model="any", input=["a fox"]))
     assert vectors.embeddings == [alone]

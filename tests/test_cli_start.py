@@ -88,6 +88,12 @@ async def test_a_clients_verb_imports_nothing_slow(
     assert not there & never
 
 
+async def test_the_help_of_doctor_does_not_wait_for_numpy() -> None:
+    """What it looks at is imported when it looks."""
+    there = await _imported("doctor", "--help")
+    assert not there & {"numpy", "trio"}
+
+
 async def test_help_imports_no_daemon_and_no_client() -> None:
     """It needs the verbs' names alone."""
     there = await _imported("--help")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
-from uma_trio.backend.bindings import PACKAGED
 from uma_trio.cli.output import policy_in_words
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
@@ -93,6 +92,8 @@ def probe_llama(wanted: str) -> Probe:
 
 def check_llama(probe: Probe) -> list[Finding]:
     """Compare what llama.cpp was compiled for with this processor."""
+    from uma_trio.backend.bindings import PACKAGED
+
     if probe.status:
         return [_cannot_load(probe.status, probe.stderr)]
     info, gpus = probe.info, probe.gpus

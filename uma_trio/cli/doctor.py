@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import attrs
-from cyclopts import Parameter
 
 from uma_trio import __version__
 from uma_trio.cli import checks
@@ -19,6 +18,7 @@ from uma_trio.cli.check_place import check_http, check_socket
 from uma_trio.cli.check_running import asked, judge_running
 from uma_trio.cli.check_shapes import check_shapes
 from uma_trio.cli.checks import Finding
+from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
 from uma_trio.config import settings
 from uma_trio.config.errors import ConfigError

@@ -41,7 +41,8 @@ _NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 async def tags(exchange: Exchange, shared: Shared) -> Reply:
     """List the loaded models, once under each name that the operator gave them, with a tag."""
     named = [(each, name) for each in shared.each() for name in listed(each)]
-    return _json({"models": [_entry(name, each) for each, name in named]})
+    loaded = [_entry(name, each) for each, name in named]
+    return _json({"models": [*loaded, *_encoders(shared)]})
 
 
 async def ps(exchange: Exchange, shared: Shared) -> Reply:
@@ -53,6 +54,7 @@ async def ps(exchange: Exchange, shared: Shared) -> Reply:
                 | {"expires_at": _NEVER, "context_length": each.served.bounds.n_ctx_seq}
                 for each in shared.each()
             ]
+            + [one | {"expires_at": _NEVER} for one in _encoders(shared)]
         }
     )
 
@@ -111,6 +113,22 @@ def _entry(name: str, shared: Shared) -> dict[str, Any]:
     }
 
 
+def _encoders(shared: Shared) -> list[dict[str, Any]]:
+    """Describe the models that make vectors and scores; their context is the longest text."""
+    return [
+        {
+            "name": tagged(one.names[0]),
+            "model": tagged(one.names[0]),
+            "modified_at": _since(shared),
+            "size": one.info.size_bytes,
+            "digest": _digest(one.info.path, one.info.size_bytes, one.info.n_params),
+            "details": details_of({}, one.info.description, one.info.n_params),
+            "context_length": one.info.n_ctx,
+        }
+        for one in shared.service.embedders.values()
+    ]
+
+
 def _since(shared: Shared) -> str:
     return datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
 
@@ -118,7 +136,11 @@ def _since(shared: Shared) -> str:
 def _id(shared: Shared) -> str:
     """Return what tells the model from others; reading the file for its digest would take a minute."""
     info = shared.served.model
-    about = f"{PurePath(info.path).name} {info.size_bytes} {info.n_params}"
+    return _digest(info.path, info.size_bytes, info.n_params)
+
+
+def _digest(path: str, size_bytes: int, n_params: int) -> str:
+    about = f"{PurePath(path).name} {size_bytes} {n_params}"
     return hashlib.sha256(about.encode("utf-8", "replace")).hexdigest()
 
 
