@@ -35,7 +35,7 @@ def test_eight_lines_say_how_the_daemon_does() -> None:
     """A person reads them in a few seconds."""
     assert overview(_BUSY) == [
         "first token     p50 40.2 ms, p95 1.2 s",
-        "between tokens  p50 8.9 ms, p95 9.1 ms shown; 3 of 1,400 later than promised",
+        "between tokens  p50 8.9 ms, p95 9.1 ms shown; 3 of 1,400 later than promised beside other work",
         "tokens/s        30.0 generated; 80.0 computed with prompts (interactive 60.0, background 20.0)",
         "slots           3 of 8 taken, 1 of them wait for their readers",
         "queue           2 waiting; waited p50 0.20 ms, p95 812 ms",

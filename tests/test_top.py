@@ -94,7 +94,7 @@ def test_it_says_what_readers_got_of_what_is_promised() -> None:
     text = "\n".join(frame(shown(info(7)), 120, 24))
     for words in (
         "p95 31.3 of 40.0 ms",
-        "2 of 1,000 tokens late",
+        "2 of 1,000 tokens late beside other work",
         "1 of 4 taken   3 waiting",
         "100 of 1,000 cells (10%)",
         "tick 39: 40 tokens in 44.0 ms",

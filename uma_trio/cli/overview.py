@@ -32,7 +32,7 @@ def _gap(found: Figures) -> str:
     if late is None or not shown.get("count"):
         return text
     missed = sum(late.values())
-    return f"{text} shown; {missed:,} of {shown['count']:,} later than promised"
+    return f"{text} shown; {missed:,} of {shown['count']:,} later than promised beside other work"
 
 
 def _speed(found: Figures) -> str:

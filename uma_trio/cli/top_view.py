@@ -106,7 +106,7 @@ def _promise(figures: Mapping[str, Any], is_unicode: bool) -> Line:
     p95, step = (figures.get("scorecard") or {}).get("interactive_p95_ms"), figures.get("step_ms")
     late = sum((figures.get("ran_dry_total") or {}).values())
     shown = (figures.get("interactive_shown_ms") or {}).get("count") or 0
-    totals = f"   {late:,} of {shown:,} tokens late" if shown else ""
+    totals = f"   {late:,} of {shown:,} tokens late beside other work" if shown else ""
     if p95 is None or not step:
         said = "nobody reads" if p95 is None else f"p95 {p95:.1f} ms"
         return [("readers".ljust(_LABEL), "dim"), (f"{said}{totals}", "")]

@@ -747,7 +747,7 @@ function showGauges() {
 	$("gauges").replaceChildren(promise,
 		gauge("First token, p50", ms(ttft?.p50), `p95 ${ms(ttft?.p95)}`),
 		gauge("Tokens/s", rate(made), `${rate(computed)} with prompts`),
-		gauge("Later than promised", count(late), `of ${count(shown?.count ?? 0)} tokens shown`),
+		gauge("Later than promised", count(late), `of ${count(shown?.count ?? 0)} tokens shown, beside other work`),
 		gauge("Slots", `${active ?? "–"} of ${slots ?? "–"}`, `${count(queued ?? 0)} waiting`));
 }
 
