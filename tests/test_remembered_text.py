@@ -70,6 +70,9 @@ ATOMS = st.sampled_from(
             "</s>",
             "<think>",
             "w" * 1100,
+            "many words " * 100,
+            "x.(" * 400,
+            " " * 1100,
         ),
     ]
 )
@@ -143,6 +146,22 @@ def test_a_text_that_goes_on_is_tokenised_from_its_last_lines_on() -> None:
     vocabulary.n = 0
     front_end.prepare_prompt(text + "And one more.", ME)
     assert 0 < vocabulary.n <= LEAST_PART + 100
+
+
+def test_a_line_that_goes_on_is_tokenised_from_its_last_parts_on() -> None:
+    """A vocabulary that cuts long lines cuts the same text at the same places."""
+
+    class Cutting(Counting):
+        def apart(self, text: str) -> list[str]:
+            return [text[at : at + 900] for at in range(0, len(text), 900)]
+
+    vocabulary = Cutting()
+    front_end = FrontEnd(vocabulary, CHATML)
+    text = "some words without an end " * 2000
+    front_end.prepare_prompt(text, ME)
+    vocabulary.n = 0
+    front_end.prepare_prompt(text + "and one more.", ME)
+    assert 0 < vocabulary.n <= LEAST_PART + 1000
 
 
 def test_nobody_learns_from_the_texts_of_others() -> None:

@@ -90,7 +90,7 @@ class LlamaVocabulary:
         Lines of more than 1000 characters are tokenised in parts, cut between words where
         there are any, which gives the same tokens unless the model joins words.
         """
-        found = cut_long_lines(text) if self._uses_regex else [text]
+        found = self.apart(text)
         if len(found) <= 1:
             return self._tokenize(text, add_special, parse_special)
         parts = [self._tokenize(part, False, parse_special) for part in found]
@@ -99,6 +99,10 @@ class LlamaVocabulary:
             first = int(self.adds_bos and len(around) > 0)
             parts = [around[:first], *parts, around[first:]]
         return np.concatenate(parts)
+
+    def apart(self, text: str) -> list[str]:
+        """Return `text` cut where its lines are too long for llama.cpp. See ``backend.base``."""
+        return cut_long_lines(text) if self._uses_regex else [text]
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> IntArray:
         slices = (text[at : at + _SLICE] for at in range(0, len(text), _SLICE))

@@ -172,6 +172,12 @@ class Vocabulary(Protocol):
         never set for anything a user wrote.
         """
 
+    def apart(self, text: str) -> Sequence[str]:
+        """Return `text` in the parts that :meth:`tokenize` takes one by one: their tokens are those of the text.
+
+        If the text goes on, all parts but the last stay as they are. So does each of several parts together.
+        """
+
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, indexed by id; control tokens are empty."""
 

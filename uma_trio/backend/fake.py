@@ -131,6 +131,10 @@ class FakeVocabulary:
                 rest = rest[1:]
         return np.array(tokens, np.int32)
 
+    def apart(self, text: str) -> list[str]:
+        """Return it in one part."""
+        return [text]
+
     def pieces(self) -> Sequence[bytes]:
         """Return each token's bytes."""
         return [bytes([i]) for i in range(256)] + [b""] * (self.n_vocab - 256)

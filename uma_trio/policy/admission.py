@@ -133,6 +133,8 @@ def _making_room(
     if not could or not state.waiting:
         return ()
     smallest = _smallest(state.waiting)
+    # How many slots are free matters only to a request that was preempted.
+    matters = any(waiting.preempted for waiting in state.waiting)
     lines: dict[bool, Line] = {}
     if not in_order:
         could = sorted(could, key=lambda held: (held.computed, -held.key))
@@ -143,7 +145,7 @@ def _making_room(
         least = next(filter(is_for, fitting), None)
         if least is None:
             continue
-        several = slots > 1
+        several = matters and slots > 1
         if several not in lines:
             lines[several] = Line(state, slots)
         if _gets_in(lines[several], slots, cells, is_for, least.cells):

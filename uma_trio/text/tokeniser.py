@@ -1,13 +1,15 @@
 """Text to tokens for one model: part by part, and not twice what was tokenised before.
 
-A long text is cut where its tokens are those of its parts (:attr:`Vocabulary.parts_at_lines`), so that a
-text that begins as an earlier one did is tokenised from the last such place on.
+A long text is cut where its tokens are those of its parts (:attr:`Vocabulary.parts_at_lines`, and within a long
+line :meth:`Vocabulary.apart`), so that a text that begins as an earlier one did is tokenised from the last such
+place on.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -39,7 +41,7 @@ class Tokeniser:
         self._least_part = least_part
         self._remembered = Remembered()
         self._adds_space = self._bytes(self.tokens("a")).startswith(b" ")
-        self._parts_at_lines = vocabulary.parts_at_lines and not self._adds_space
+        self._parts_at_lines = vocabulary.parts_at_lines
 
     def tokens(
         self,
@@ -57,9 +59,11 @@ class Tokeniser:
         """
         if whose is None or len(text) < _LEAST_REMEMBERED:
             return self._made(text, special=special, joined=joined)
-        parts = [text]
-        if self._parts_at_lines and not special and len(text) > self._least_part:
-            parts = list(_parts(text, self._least_part))
+        parts: Iterable[str] = [text]
+        if not self._adds_space and len(text) > self._least_part:
+            if self._parts_at_lines and not special:
+                parts = _parts(text, self._least_part)
+            parts = chain.from_iterable(map(self._apart, parts))
         how = f"{special} {joined}"
 
         def tokens_of(part: str) -> IntArray:
@@ -73,6 +77,20 @@ class Tokeniser:
     def forget(self, principal: str) -> None:
         """Drop what is remembered of a principal's texts."""
         self._remembered.forget(principal)
+
+    def _apart(self, text: str) -> Iterator[str]:
+        """Yield the parts that the vocabulary takes one by one, as many together as make a part of ours."""
+        if len(text) <= self._least_part:
+            yield text
+            return
+        together = ""
+        for part in self._vocabulary.apart(text):
+            together += part
+            if len(together) >= self._least_part:
+                yield together
+                together = ""
+        if together:
+            yield together
 
     def _made(self, text: str, *, special: bool, joined: bool) -> IntArray:
         tokenize = self._vocabulary.tokenize
