@@ -629,6 +629,17 @@ def test_long_lines_are_cut_between_words(text: str) -> None:
         assert all(part.startswith(" ab") for part in parts[1:])
 
 
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG.keys())
+def test_the_places_where_a_long_line_is_cut_depend_on_what_is_before_them(text: str) -> None:
+    """Some of the parts together are cut in the same way, and a text that goes on has the same but for the last."""
+    text = text[:9000] + "\n" + text[:4000]
+    parts = cut_long_lines(text)
+    for first in range(0, len(parts), 3):
+        for last in range(first, len(parts), 5):
+            assert cut_long_lines("".join(parts[first:last])) == parts[first:last]
+    assert cut_long_lines(text + " and more.")[: len(parts) - 1] == parts[:-1]
+
+
 def test_threads_tokenise_side_by_side(tiny: Path) -> None:
     """The vocabulary is safe from any thread."""
     backend = load(tiny)
