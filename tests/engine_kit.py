@@ -253,6 +253,7 @@ class Bench:
         speculation: Speculation = "auto",
         smooth: bool = False,
         progress: bool = False,
+        owes_s: float = 0.0,
         **params: object,
     ) -> tuple[int, Sink]:
         """Submit a request; return its handle and its sink."""
@@ -279,6 +280,7 @@ class Bench:
                 speculation=speculation,
                 smooth=smooth,
                 progress=progress,
+                owes_s=owes_s,
             )
         )
         return handle, sink

@@ -203,7 +203,7 @@ async def test_uma_cli_streams_text_and_nothing_else(folder: Path) -> None:
     assert got == (0, "Once upon a ✓", "")
     (asked,) = daemon.heard
     assert isinstance(asked, Generate)
-    assert (asked.prompt, asked.messages, asked.temperature) == ("Hello", None, 0.0)
+    assert (asked.prompt, asked.messages, asked.temperature) == ("Hello", None, None)
 
 
 @pytest.mark.parametrize(("flags", "temperature"), [([], 0.8), (["--temp=0"], 0.0)])
@@ -288,7 +288,7 @@ async def test_run_sends_what_its_flags_and_files_say(folder: Path) -> None:
     assert isinstance(second, Generate)
     assert first.schema == {"type": "object"}
     assert (first.presence_penalty, first.frequency_penalty) == (0.5, 1.0)
-    assert (first.repeat_penalty, first.repeat_last_n, first.grammar) == (1.1, 64, None)
+    assert (first.repeat_penalty, first.repeat_last_n, first.grammar) == (1.1, None, None)
     assert (second.schema, second.grammar) == (None, 'root ::= "a"')
 
 

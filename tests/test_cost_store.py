@@ -12,7 +12,7 @@ from attrs import evolve
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.placement import Placement
 from uma_trio.costing import store
-from uma_trio.costing.measured import measured_cost
+from uma_trio.costing.measured import Neighbour, measured_cost
 from uma_trio.costing.neighbours import CpuTimes
 from uma_trio.costing.store import Unusable, cost_file, recall, remember
 from uma_trio.policy.cost import CostModel, Staircase
@@ -114,3 +114,18 @@ def test_other_layers_on_the_gpu_and_another_machine_are_other_files(
         backend.description = str(Placement.of(24, ["Big GPU"], gpu_layers))
         files.append(cost_file(backend))
     assert len(set(files)) == 4
+
+
+def test_beside_another_model_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its costs are concluded from the other's by their sizes, and are to be measured again; nothing is stored."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    small, large = FakeBackend(), FakeBackend()
+    small.model = evolve(small.model, weight_bytes=1e9, n_params=1_000)
+    large.model = evolve(large.model, weight_bytes=2e9, n_params=3_000)
+    found = measured_cost(large, beside=Neighbour(MODEL, small))
+    assert found.cost.computing.seconds == pytest.approx((0.024, 0.033))
+    assert (found.recalled, found.cost.others) == (False, 1.0)
+    assert large.decodes == 1  # so that the first tick finds weights and graphs in memory
+    assert not found.file.exists()

@@ -1,4 +1,4 @@
-"""Which models are loaded: room, the least recently used, who is in use, failures."""
+"""Which models are loaded: room, the least recently used, who is in use, who waits, failures."""
 
 from __future__ import annotations
 
@@ -9,34 +9,46 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define
+from attrs import define, evolve, field
 from trio.testing import MockClock
 
 from uma_trio import keeper
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import OURS, Estimate, Needs
 from uma_trio.config.options import Config
-from uma_trio.keeper import AGAIN_S, Entry, Keeper
+from uma_trio.keeper import AGAIN_S, SWAP_AFTER_S, Entry, Keeper
 from uma_trio.service.ask import Refusal
+from uma_trio.service.holding import Uses
 
 GIB = 1 << 30
+LOAD_S = 1.0
 
 
 @define
 class Shelf:
-    """A keeper of models of 2 GiB each, on a machine with so much free; `busy` are those that requests have."""
+    """A keeper of models of 2 GiB each, on a machine with so much free. `loads` and `told` are what happened."""
 
     keeper: Keeper
     free: int
-    busy: list[str]
-    loads: list[str]
-    broken: list[str]
+    service: Any
+    loads: list[str] = field(factory=list)
+    broken: dict[str, Exception] = field(factory=dict)
+    tried: list[str] = field(factory=list)
 
-    async def ask(self, name: str) -> str:
-        """Ask a model; return what it is called."""
-        entry = self.keeper.find(name)
-        assert entry is not None
-        return str((await self.keeper.ready(entry)).bounds.model)
+    def entry(self, name: str) -> Entry:
+        """Return the entry of a model."""
+        found = self.keeper.find(name)
+        assert found is not None
+        return found
+
+    async def ask(self, name: str, seconds: float = 0.0) -> str:
+        """Ask a model, which answers for so long; return what it is called."""
+        served = await self.keeper.ready(self.entry(name))
+        end = served.uses.begin()
+        if seconds:
+            await trio.sleep(seconds)
+        end()
+        return str(served.bounds.model)
 
     @property
     def loaded(self) -> list[str]:
@@ -52,44 +64,45 @@ async def at_once(function: Callable[..., Any], *arguments: Any, **_options: Any
 
 @asynccontextmanager
 async def shelf(
-    monkeypatch: pytest.MonkeyPatch, free: int, ttl_s: float | None = 1000.0
+    monkeypatch: pytest.MonkeyPatch, free: int, ttl_s: float | None = 1000.0, **changes: Any
 ) -> AsyncIterator[Shelf]:
-    """Run it in virtual time, with models that need nothing but numbers."""
-    busy: list[str] = []
+    """Run it in virtual time, with models that need nothing but numbers; `changes` are of all configurations."""
     names = ("a", "b", "c")
-    entries = [
-        Entry(Config(alias=(name,), model_ttl_s=ttl_s, loads_on_request=True)) for name in names
-    ]
-    default, service = SimpleNamespace(bounds=SimpleNamespace(model="first")), SimpleNamespace()
-    service.default, service.removed = default, []
+    base = evolve(Config(load="on-demand", model_ttl_s=ttl_s), **changes)
+    entries = [Entry(evolve(base, alias=(name,))) for name in names]
+    service = SimpleNamespace(removed=[], embedders={})
     service.remove = service.removed.append
     made: Any = None
 
-    def deploy(loaded: Any) -> Any:
+    def deploy(entry: Entry, loaded: Any) -> Any:
         name = loaded.config.alias[0]
         bounds = SimpleNamespace(model=name)
-        return SimpleNamespace(served=SimpleNamespace(bounds=bounds, names=(name,)), name=name)
+        served = SimpleNamespace(bounds=bounds, names=(name,), uses=Uses(), retire=lambda: None)
+        return SimpleNamespace(
+            served=served,
+            name=name,
+            as_neighbour=lambda: None,
+            prefixes=lambda: None,
+        )
 
     async def let_go(deployment: Any) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def load(config: Config, held: ExitStack, *_rest: Any) -> Any:
-        await trio.sleep(1.0)
+    async def load(
+        config: Config, held: ExitStack, on_loading: Any, *_rest: Any, **_more: Any
+    ) -> Any:
+        for part in range(10):
+            await trio.sleep(LOAD_S / 10)
+            on_loading((part + 1) / 10)
         if config.alias[0] in made.broken:
-            raise ModelError("the file is damaged.")
+            raise made.broken[config.alias[0]]
         made.loads.append(config.alias[0])
         made.free -= 2 * GIB
         held.callback(lambda: setattr(made, "free", made.free + 2 * GIB))
         return SimpleNamespace(config=config)
 
     kept = Keeper(entries, service, deploy, let_go)  # type: ignore[arg-type]
-    made = Shelf(kept, free, busy, [], [])
-
-    class Directory:
-        def __iter__(self) -> Any:
-            return iter([SimpleNamespace(model=name) for name in busy])
-
-    service.directory = Directory()
+    made = Shelf(kept, free, service)
     needs = Needs(4096, own=2 * GIB - OURS, mapped=0, kv=0, compute=0)
     monkeypatch.setattr(keeper, "estimate", lambda _config: Estimate(needs, needs, (needs,)))
     monkeypatch.setattr(keeper, "available_memory", lambda: made.free)
@@ -116,27 +129,40 @@ async def test_the_least_recently_used_model_makes_room(
 async def test_a_model_in_use_is_never_unloaded(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    """Who has no room beside it is refused with the sum."""
-    async with shelf(monkeypatch, 3 * GIB) as models:
-        await models.ask("a")
-        models.busy.append("a")
+    """Who needs its memory waits until its answer is whole, and is loaded then."""
+    async with shelf(monkeypatch, 3 * GIB) as models, trio.open_nursery() as nursery:
+        nursery.start_soon(models.ask, "a", 60.0)
+        await trio.sleep(2)
+        began = trio.current_time()
+        nursery.start_soon(models.ask, "b")
+        await trio.sleep(50)
+        assert models.entry("a").deployment is not None
+        await trio.sleep(15)
+        assert models.loaded == ["b"]
+        assert models.entry("b").loaded_at - began == pytest.approx(58 + LOAD_S + 1, abs=1.2)
+
+
+async def test_who_never_fits_is_refused_with_the_sum(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """At once, whatever is loaded."""
+    async with shelf(monkeypatch, 1 * GIB) as models:
         with pytest.raises(Refusal, match=r"needs 2,048 MiB: .*; 1,024 MiB are free") as refused:
             await models.ask("b")
         assert refused.value.code == "E_MODEL_001"
-        assert models.loaded == ["a"]
 
 
-async def test_a_model_without_a_time_to_live_makes_room_for_nobody(
+async def test_a_pinned_model_makes_room_for_nobody(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    """It stays until an operator unloads it."""
-    async with shelf(monkeypatch, 3 * GIB, ttl_s=None) as models:
+    """It stays until an operator unloads it, also where a request kept it for no time."""
+    async with shelf(monkeypatch, 3 * GIB, ttl_s=None, model_pin=True) as models:
         await models.ask("a")
+        models.keeper.keep(models.entry("a"), 0.0)
+        await trio.sleep(60)
         with pytest.raises(Refusal):
             await models.ask("b")
-        entry = models.keeper.find("a")
-        assert entry is not None
-        assert await models.keeper.unload(entry)
+        assert await models.keeper.unload(models.entry("a"))
         assert models.free == 3 * GIB
 
 
@@ -156,28 +182,196 @@ async def test_an_idle_model_is_unloaded_after_its_time(
 ) -> None:
     """The time begins when the last request has ended."""
     async with shelf(monkeypatch, 4 * GIB, ttl_s=10.0) as models:
-        await models.ask("a")
-        models.busy.append("a")
-        await trio.sleep(20)
-        models.busy.clear()
+        await models.ask("a", 20)
         await trio.sleep(9)
         assert models.loaded == ["a"]
+        assert models.entry("a").expires_s == pytest.approx(1.0, abs=0.3)
         await trio.sleep(2)
         assert models.loaded == []
 
 
-async def test_what_failed_is_not_tried_again_at_once(
+async def test_a_request_says_how_long_its_model_stays(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    """The reason is told for half a minute; a file that was mended is loaded then."""
+    """Until the model is unloaded: then its own time holds again."""
+    async with shelf(monkeypatch, 4 * GIB, ttl_s=10.0) as models:
+        await models.ask("a")
+        models.keeper.keep(models.entry("a"), float("inf"))
+        await trio.sleep(10_000)
+        assert models.loaded == ["a"]
+        assert models.entry("a").expires_s is None
+        models.keeper.keep(models.entry("a"), 0.0)
+        await trio.sleep(0.5)
+        assert models.loaded == []
+        await models.ask("a")
+        await trio.sleep(5)
+        assert models.loaded == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModelError("the file is damaged."), "the file is damaged"),
+        (MemoryError(), "memory ran out"),
+        (RuntimeError("!"), "a fault of the daemon's"),
+    ],
+)
+async def test_what_failed_is_not_tried_again_at_once(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, error: Exception, said: str
+) -> None:
+    """The reason is told for half a minute; a file that was mended is loaded then. The keeper lives on."""
     async with shelf(monkeypatch, 4 * GIB) as models:
-        models.broken.append("a")
+        models.broken["a"] = error
         began = trio.current_time()
         for _ in range(2):
-            with pytest.raises(Refusal, match="the file is damaged") as refused:
+            with pytest.raises(Refusal, match=said) as refused:
                 await models.ask("a")
-        assert trio.current_time() - began == pytest.approx(1.0, abs=0.01)
+        assert trio.current_time() - began == pytest.approx(LOAD_S, abs=0.01)
         assert refused.value.retry_after_s == pytest.approx(AGAIN_S, abs=0.1)
+        assert await models.ask("b") == "b"
         models.broken.clear()
         await trio.sleep(AGAIN_S)
         assert await models.ask("a") == "a"
+
+
+async def test_a_wait_is_told_with_how_far_the_loading_is(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Also what is waited for before it."""
+    async with shelf(monkeypatch, 2 * GIB) as models, trio.open_nursery() as nursery:
+        nursery.start_soon(models.ask, "a", 30.0)
+        await trio.sleep(0.45)
+        entry = models.entry("a")
+        assert (entry.wait, entry.progress) == ("model a is loading, 40%", 0.4)
+        await trio.sleep(1)
+        assert entry.wait == ""
+        nursery.start_soon(models.ask, "b")
+        await trio.sleep(1)
+        assert models.entry("b").wait == "model b waits for memory that a has"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_load_ends_with_the_last_who_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """While another one waits it goes on; the next request begins a new one."""
+    async with shelf(monkeypatch, 4 * GIB) as models, trio.open_nursery() as nursery:
+        one, two = trio.CancelScope(), trio.CancelScope()
+
+        async def ask(scope: trio.CancelScope) -> None:
+            with scope:
+                await models.ask("a")
+
+        nursery.start_soon(ask, one)
+        nursery.start_soon(ask, two)
+        await trio.sleep(0.25)
+        one.cancel()
+        await trio.sleep(0.25)
+        assert models.entry("a").state == "loading"
+        two.cancel()
+        await trio.sleep(0.25)
+        assert (models.entry("a").state, models.loads, models.free) == ("unloaded", [], 4 * GIB)
+        assert await models.ask("a") == "a"
+
+
+async def test_who_waits_for_memory_and_leaves_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A model that was about to make room takes requests again."""
+    async with shelf(monkeypatch, 2 * GIB) as models, trio.open_nursery() as nursery:
+        nursery.start_soon(models.ask, "a", 100.0)
+        await trio.sleep(2)
+        with trio.move_on_after(SWAP_AFTER_S + 1):
+            await models.ask("b")
+        await trio.sleep(0.1)
+        assert models.loaded == ["a"]
+        assert await models.ask("a") == "a"
+        assert models.loads == ["a"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_too_many_who_wait_for_a_model_are_refused(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """As many wait as wait for a slot."""
+    async with shelf(monkeypatch, 4 * GIB, max_queue=2) as models, trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(models.ask, "a")
+        await trio.sleep(0.1)
+        with pytest.raises(Refusal, match="--max-queue") as refused:
+            await models.ask("a")
+        assert refused.value.code == "E_LIMIT_003"
+
+
+async def test_an_explicit_model_is_loaded_by_name_only(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A request is told how; once it is loaded, it answers."""
+    async with shelf(monkeypatch, 4 * GIB, load="explicit") as models:
+        with pytest.raises(Refusal, match="uma-trio load a"):
+            await models.ask("a")
+        await models.keeper.ready(models.entry("a"), by_name=True)
+        assert await models.ask("a") == "a"
+
+
+# --- memory for one of two ---
+
+
+async def test_requests_in_turn_for_two_models_are_collated(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Four clients ask A B A B, each one after the other: at most three loads serve the eight requests."""
+    async with shelf(monkeypatch, 2 * GIB) as models:
+        answers: list[str] = []
+
+        async def client(names: str) -> None:
+            for name in names:
+                answers.append(await models.ask(name, 0.5))
+
+        async with trio.open_nursery() as nursery:
+            for names in ("ab", "ba", "ab", "ba"):
+                nursery.start_soon(client, names)
+        assert sorted(answers) == list("aaaabbbb")
+        assert len(models.loads) <= 3
+
+
+async def test_a_model_stays_as_long_as_its_loading_took(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """So that at most half of the time goes into changes, however they ask."""
+    async with shelf(monkeypatch, 2 * GIB) as models:
+
+        async def client(name: str) -> None:
+            while True:
+                await models.ask(name, 0.01)
+                await trio.sleep(0.01)
+
+        with trio.move_on_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client, "a")
+                nursery.start_soon(client, "b")
+        assert 4 <= len(models.loads) <= 16
+
+
+async def test_a_model_with_work_for_ever_gives_way(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """It takes no further requests after a while, and those that run come to their end."""
+    async with shelf(monkeypatch, 2 * GIB) as models, trio.open_nursery() as nursery:
+        ended: list[float] = []
+
+        async def stream() -> None:
+            while True:
+                await models.ask("a", 4.0)
+                ended.append(trio.current_time())
+
+        for delay in range(3):
+            nursery.start_soon(stream)
+            await trio.sleep(1 + delay / 10)
+        began = trio.current_time()
+        assert await models.ask("b") == "b"
+        assert SWAP_AFTER_S <= trio.current_time() - began <= SWAP_AFTER_S + 4.0 + 2 * LOAD_S
+        before = len(ended)
+        await trio.sleep(10)
+        assert len(ended) > before  # a was loaded again
+        nursery.cancel_scope.cancel()

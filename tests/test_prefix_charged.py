@@ -131,3 +131,12 @@ def test_a_client_of_whom_nothing_is_known_is_not_charged() -> None:
     used_s = deadline(now).memory.used_s
     assert used_s[5] == pytest.approx(3.0, abs=0.1)
     assert 6 not in used_s
+
+
+def test_what_a_loading_cost_is_charged_to_who_caused_it() -> None:
+    """The seconds count as machine time of its client, once, with the first tick that it is in."""
+    made, engine = bench(FakeBackend)
+    made.submit(letters(1, 64), 4, client=7, owes_s=1.5)
+    made.submit(letters(2, 64), 4, client=8)
+    made.run()
+    assert engine.charged == {7: 1.5}

@@ -26,9 +26,11 @@ from trio.testing import MockClock
 from uma_protocol import Eos, Error, Explain, Explanation, ListSessions, Sessions
 from uma_trio import daemon
 from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.config.models import DEFAULTS
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
 from uma_trio.models import bundled_model
+from uma_trio.service.ask import OF_MODEL
 from uma_trio.service.checks import Bounds
 from uma_trio.service.served import ServedModel
 from uma_trio.text.frontend import FrontEnd
@@ -248,7 +250,24 @@ def test_model_may_be_given_several_times(tmp_path: Path) -> None:
         ("models: {a: {model: f, n_ctx: 1}}", "models.a.n_ctx: 1 is out of range"),
         ("models: {a: {model: f, socket: s}}", "models.a: no such key socket"),
         ("models: {a: {model: f, aliases: b}, b: g}", "two models are called b"),
-        ("models: {a: {model: f, load: later}}", "models.a.load: 'later' is not start or"),
+        ("models: {a: {model: f, load: later}}", "'later' is not start, on-demand or explicit"),
+        ("models: {a: {model: f, load: start, preload: true}}", "load and preload say the same"),
+        ("models: {a: {model: f, preload: 1}}", "models.a.preload: 1 is not true or false"),
+        ("models: {a: {model: f, hidden: maybe}}", "models.a.hidden: 'maybe' is not true or false"),
+        ("models: {a: {model: f, pin: true, ttl: 5m}}", "a model with pin stays loaded"),
+        ("models: {a: {model: f, defaults: 3}}", "models.a.defaults: 3 is not a map"),
+        (
+            "models: {a: {model: f, defaults: {temprature: 1}}}",
+            "models.a.defaults: no such key temprature (did you mean temperature?)",
+        ),
+        (
+            "models: {a: {model: f, defaults: {top_k: 0.5}}}",
+            "models.a.defaults.top_k: 0.5 is not a whole number from 0",
+        ),
+        (
+            "models: {a: {model: f, defaults: {top_p: 2}}}",
+            "models.a.defaults.top_p: 2 is not a number from 0 to 1",
+        ),
         ("models: {a: {model: f, ttl: 0}}", "models.a.ttl: 0 is not a time of 1 second or more"),
         ("models: {a: {model: f, aliases: {}}}", "models.a.aliases: {} is not a name"),
     ],
@@ -258,6 +277,22 @@ def test_a_wrong_list_of_models_is_refused(tmp_path: Path, text: str, said: str)
     with pytest.raises(ConfigError) as refused:
         configured(tmp_path, text)
     assert said in str(refused.value)
+
+
+def test_a_model_says_when_it_is_loaded_and_what_it_is(tmp_path: Path) -> None:
+    """Each key of its own, beside the daemon's `--load`."""
+    path = tmp_path / "uma.yaml"
+    path.write_text(
+        "load: explicit\nmodels:\n  a: /a.gguf\n  b: {model: /b.gguf, load: on-demand, ttl: 10m, hidden: true}\n"
+        "  c: {model: /c.gguf, preload: true, pin: true, defaults: {temperature: 0.5, top_k: 20}}\n"
+        f"  d: {{model: /d.gguf, preload: false, template: {tmp_path}/t}}\n"
+    )
+    a, b, c, d = load({"config": str(path)}, {}).each()
+    assert [each.load for each in (a, b, c, d)] == ["explicit", "on-demand", "start", "on-demand"]
+    assert (b.model_ttl_s, b.model_hidden, b.model_pin) == (600.0, True, False)
+    assert (c.model_pin, dict(c.defaults)) == (True, {"temperature": 0.5, "top_k": 20})
+    assert d.chat_template_file == tmp_path / "t"
+    assert set(DEFAULTS) == set(OF_MODEL)
 
 
 def test_each_model_has_a_trace_of_its_own(tmp_path: Path) -> None:
@@ -351,6 +386,8 @@ async def test_models_are_loaded_on_request_and_unloaded_when_idle(tmp_path: Pat
             assert (await states())["two"] == "loaded"
             assert (await asked(port, "POST", "/models/unload", {"model": "two"}))[0] == 200
             assert (await states())["two"] == "unloaded"
-            assert (await asked(port, "POST", "/unload", {"model": "one"}))[0] == 400
-            assert (await asked(port, "POST", "/v1/completions", asks))[0] == 200
+            assert (await asked(port, "POST", "/unload", {"model": "one"}))[0] == 200
+            assert (await states())["one"] == "unloaded"
+            status, answer = await asked(port, "POST", "/v1/completions", asks)
+            assert (status, answer.get("model")) == (200, "one"), answer
             nursery.cancel_scope.cancel()

@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,8 @@ if TYPE_CHECKING:
 
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
+# An unloaded model's prompts may be saved for so long, and whether they are is looked at so often.
+_SAVE_S, _LOOK_S = 1.0, 0.02
 _FORCED_S = 1.0
 _LAST_DIED = "the engine has stopped; the daemon is going down"
 _ONE_DIED = "the engine of this model has stopped; the other models are served on"
@@ -155,7 +157,7 @@ async def serve(
         entries, loaded = [Entry(each) for each in config.each()], []
         held.callback(_close_all, entries)
         for index, entry in enumerate(entries):
-            if index and entry.config.loads_on_request:
+            if index and entry.config.load != "start":
                 continue
             entry.held = held.enter_context(ExitStack())
             made = await load(entry.config, entry.held, loading, measuring, backend, read=read)
@@ -199,7 +201,9 @@ class _Daemon:
         self._presence = Presence(time.monotonic, service.directory)
         self._deployments: list[Deployment] = []
         self._gone: dict[Engine, trio.Event] = {}
-        self._serve_models(loaded, self._make_machine(policy), metrics, encoders)
+        entries[0].metrics = metrics
+        started = [entry for entry in entries if entry.held is not None]
+        self._serve_models(zip(started, loaded, strict=True), self._make_machine(policy), encoders)
         self._keep(entries)
         self._first = self._deployments[0]
         self._server = Server(_shared(config, self._service), token=token)
@@ -231,20 +235,21 @@ class _Daemon:
         )
 
     def _serve_models(
-        self, loaded: Sequence[Loaded], machine: Machine, metrics: Metrics, encoders: Encoders
+        self, loaded: Iterable[tuple[Entry, Loaded]], machine: Machine, encoders: Encoders
     ) -> None:
         """Wire the models; the encoders compute beside the first, whose metrics are the daemon's."""
         service, self._machine = self._service, machine
-        for index, each in enumerate(loaded):
-            self._deploy(each, metrics if not index else Metrics(), {} if index else encoders)
+        for index, (entry, each) in enumerate(loaded):
+            entry.deployment = self._deploy(entry, each, {} if index else encoders)
+            entry.state = "loaded"
         inbox = self._deployments[0].engine.inbox
         service.embedders = embedders_of(self._config, encoders, inbox, lambda: service.draining)
 
-    def _deploy(self, loaded: Loaded, metrics: Metrics, encoders: Encoders) -> Deployment:
+    def _deploy(self, entry: Entry, loaded: Loaded, encoders: Encoders) -> Deployment:
         """Wire a model, and have it served and computed from now on."""
-        machine = self._machine
+        machine, metrics = self._machine, entry.metrics
         queues = queues_of(encoders, machine.outlet, time.monotonic, metrics.encoding)
-        made = deployed(loaded, machine, metrics, queues)
+        made = deployed(loaded, machine, metrics, queues, entry.prefixes)
         self._deployments.append(made)
         self._service.add(made.served)
         self._compute.add(made.engine)
@@ -252,14 +257,10 @@ class _Daemon:
 
     def _keep(self, entries: Sequence[Entry]) -> None:
         """Make what loads and unloads models, where there are several."""
-        started = iter(self._deployments)
-        for entry in entries:
-            if entry.held is not None:
-                entry.deployment, entry.state = next(started), "loaded"
         self._keeper = Keeper(
             entries,
             self._service,
-            lambda loaded: self._deploy(loaded, Metrics(), {}),
+            lambda entry, loaded: self._deploy(entry, loaded, {}),
             self._let_model_go,
         )
         if len(entries) > 1:
@@ -267,6 +268,10 @@ class _Daemon:
 
     async def _let_model_go(self, deployment: Deployment) -> None:
         """Compute a model no more; it is in no thread's hands when this returns."""
+        saving = deployment.engine.prefix.saving
+        with trio.move_on_after(_SAVE_S):
+            while saving.due:  # noqa: ASYNC110 - the compute thread saves between ticks, and tells nobody
+                await trio.sleep(_LOOK_S)
         gone = self._gone[deployment.engine] = trio.Event()
         self._deployments.remove(deployment)
         deployment.engine.inbox.close()
@@ -333,6 +338,7 @@ class _Daemon:
                         self._replacing = self._replaced_by_who_asks(listener)
                         await nursery.start(self._replacing.run)
                     info = self._ready_info(listener)
+                    del self._first  # it may be unloaded from here on
                     self._supervisor.ready(f"serving {info.model.name} on {info.socket}")
                     if on_ready is not None:
                         on_ready(info)

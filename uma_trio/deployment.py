@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 
 import trio
 from attrs import frozen
@@ -16,7 +17,9 @@ from attrs import frozen
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelInfo
 from uma_trio.config.options import Config
+from uma_trio.costing.measured import Neighbour
 from uma_trio.costing.store import cost_file, remember
+from uma_trio.engine.cells import PageStore
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
@@ -71,6 +74,14 @@ class Machine:
 
 
 @frozen(eq=False)
+class KeptPrefixes:
+    """The saved prefixes of a model that was unloaded, in host memory. They are those of a `file` as it was."""
+
+    file: tuple[object, ...]
+    store: PageStore
+
+
+@frozen(eq=False)
 class Deployment:
     """One loaded model: its memory, its engine, and how front ends see it."""
 
@@ -80,6 +91,16 @@ class Deployment:
     served: ServedModel
     texts: FrontEnd
     metrics: Metrics
+
+    def as_neighbour(self) -> Neighbour | None:
+        """Return what is known of the machine by this model; None if that is nothing to rely on."""
+        cost = self.engine.memory.cost
+        return Neighbour(cost, self.backend) if cost is not None and cost.trusted else None
+
+    def prefixes(self) -> KeptPrefixes | None:
+        """Return its saved prefixes, for when it is loaded again; None if there are none. The engine has to have ended."""
+        store = self.engine.prefix.store
+        return KeptPrefixes(identity_of(self.backend), store) if store.n_pages else None
 
     def remember(self) -> None:
         """Store what ticks cost here, if that is trusted. For when the engine has ended in order."""
@@ -96,8 +117,11 @@ async def load(
     backend: Backend | None = None,
     *,
     read: Read = load_backend,
+    beside: Neighbour | None = None,
 ) -> Loaded:
     """Load a model by `read`, and measure what its ticks take, in threads. A `backend` that is given is loaded.
+
+    `beside` a model that others use nothing is measured (:func:`measured_cost`).
 
     What was opened is closed with `held`. Cancelled, it waits for a measurement, and leaves a file that is being
     loaded to its thread.
@@ -110,7 +134,7 @@ async def load(
     if backend is None:
         backend = await run(read, config, on_loading, abandon_on_cancel=True)
     held.callback(backend.close)
-    settings = await run(engine_settings, config, backend, on_measuring)
+    settings = await run(engine_settings, config, backend, on_measuring, beside)
     return Loaded(
         config, backend, settings, held.enter_context(recorder(config, backend, settings))
     )
@@ -121,8 +145,9 @@ def deployed(
     machine: Machine,
     metrics: Metrics,
     encoders: Mapping[EncoderKind, Encodings],
+    kept: KeptPrefixes | None = None,
 ) -> Deployment:
-    """Wire a loaded model. `encoders` compute beside it."""
+    """Wire a loaded model. `encoders` compute beside it. It begins with the prefixes that were `kept` if they are its own."""
     config, backend = loaded.config, loaded.backend
     model = model_info(config, backend)
     describe(metrics, config, backend, machine.policy)
@@ -140,6 +165,7 @@ def deployed(
         masks=MaskThreads(),
         readers_s=machine.readers_s,
         encoders=encoders,
+        store=kept.store if kept is not None and kept.file == identity_of(backend) else None,
     )
     engine.refining.keep = lambda cost: _remember(backend, cost)
     served = ServedModel(
@@ -151,8 +177,19 @@ def deployed(
         telemetry=metrics,
         run_blocking=machine.run_blocking,
         run_compiling=machine.run_compiling,
+        defaults=config.defaults,
     )
     return Deployment(config, backend, engine, served, texts, metrics)
+
+
+def identity_of(backend: Backend) -> tuple[object, ...]:
+    """Return what has to be equal for saved cells to be another backend's: the file, and how it is computed."""
+    try:
+        found = Path(backend.model.path).stat()
+        file = (found.st_size, found.st_mtime_ns, found.st_ino)
+    except OSError:
+        file = (0, 0, 0)  # it was removed while it was loaded
+    return (*file, cost_file(backend))
 
 
 def describe(metrics: Metrics, config: Config, backend: Backend, policy: Policy) -> None:

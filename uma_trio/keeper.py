@@ -1,13 +1,18 @@
 """Which of the configured models are in memory: loaded when they are asked for, unloaded when they are idle.
 
-A model is *unloaded*, *loading*, *loaded*, *unloading* or *failed*. One model is loaded at a time, beside the streams of the
-others. A file is tried in a process of its own first, because llama.cpp ends the process at some files. A model
-is unloaded only while no request has it.
+A model is *unloaded*, *loading*, *loaded*, *draining*, *unloading* or *failed*. One is loaded at a time, beside the
+streams of the others. A file is tried in a process of its own first, because llama.cpp ends its process at some files. A
+model is unloaded only while nobody uses it.
+
+Where two models have room one after the other only, requests for the absent one wait together until the other
+has nothing to do: a change costs seconds, and serves all who wait. Who has work for ever gives way after
+:data:`SWAP_AFTER_S`: it drains, and its further requests wait.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -22,29 +27,43 @@ from uma_trio.backend.kv_memory import available_memory
 from uma_trio.backend.needs import Estimate
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
-from uma_trio.deployment import Deployment, Loaded, load
+from uma_trio.costing.measured import Neighbour
+from uma_trio.deployment import Deployment, KeptPrefixes, Loaded, load
 from uma_trio.machine import give_memory_back
 from uma_trio.service.ask import Refusal
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.telemetry import log
-from uma_trio.wiring import estimate
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.wiring import estimate, load_backend
 
-State = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
+State = Literal["unloaded", "loading", "loaded", "draining", "unloading", "failed"]
 AGAIN_S: Final = 30.0
 """Who failed to load is not tried again for so long."""
+SWAP_AFTER_S: Final = 10.0
+"""A model that never is idle takes no further requests when another one has waited so long for its memory."""
 _LOOK_S: Final = 0.25
+_LOOK_FOR_ROOM_S: Final = 0.05
+_FAULT: Final = "a fault of the daemon's; its log says more"
 
 
 class NoRoom(Exception):
     """The model does not fit beside those that cannot be unloaded; the message has the sum."""
 
 
+class Unwanted(Exception):
+    """Nobody waits for the model any more."""
+
+
 @define(eq=False)
 class Entry:
     """One configured model. `held` closes what was opened for it; `used_at` is when a request had it last.
 
-    `estimate` is what memory it takes, once that was found out.
+    `waiting` requests wait for it. While it is loaded `phase` says what is done, as far as `progress`. It was loaded at
+    `loaded_at`, in `took_s`. `keep_s` is how long a request said that it stays, and `served_as` what it was called when it was
+    loaded last. `metrics` count on when it is loaded again. `estimate` is what memory it takes, once that was
+    found out. `prefixes` are what
+    was saved before it was unloaded. `payer` caused the loading that goes on.
     """
 
     config: Config
@@ -55,20 +74,92 @@ class Entry:
     why: str = ""
     estimate: Estimate | None = None
     failed_at: float = 0.0
+    waiting: int = 0
+    phase: str = ""
+    progress: float = 0.0
+    is_tried: bool = False
+    loaded_at: float = -math.inf
+    took_s: float = 0.0
+    keep_s: float | None = None
+    served_as: tuple[str, ...] = ()
+    metrics: Metrics = field(factory=Metrics)
+    prefixes: KeptPrefixes | None = None
+    payer: str = ""
     changed: trio.Event = field(factory=trio.Event)
+    before_thread: trio.CancelScope | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """What requests may call it."""
         if self.deployment is not None:
             return self.deployment.served.names
-        return self.config.alias or (str(self.config.model),)
+        return self.served_as or self.config.alias or (str(self.config.model),)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes, 0 if that is not known."""
+        return 0 if self.estimate is None else self.estimate.least.total
+
+    @property
+    def n_ctx(self) -> int:
+        """The tokens of its context."""
+        return self.config.n_ctx
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it is left out of lists."""
+        return self.config.model_hidden
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request has it, or is about to."""
+        return self.waiting > 0 or (
+            self.deployment is not None and bool(self.deployment.served.uses)
+        )
+
+    @property
+    def lives_s(self) -> float | None:
+        """How long it stays loaded while nobody uses it; None: until its memory is needed."""
+        found = self.config.model_ttl_s if self.keep_s is None else self.keep_s
+        return None if self.config.model_pin or found == math.inf else found
+
+    @property
+    def expires_s(self) -> float | None:
+        """How long it stays loaded from now on if nobody asks it; None: until its memory is needed."""
+        lives_s = self.lives_s
+        if lives_s is None or self.in_use:
+            return lives_s
+        return max(0.0, self.used_at + lives_s - trio.current_time())
+
+    @property
+    def wait(self) -> str:
+        """What a request for it waits for; "" where it is loaded."""
+        name = self.names[0]
+        match self.state:
+            case "loaded":
+                return ""
+            case "draining" | "unloading":
+                return f"model {name} makes room for another one, and is loaded again then"
+            case _:
+                return f"model {name} {self.phase or 'is about to be loaded'}"
 
     def become(self, state: State, why: str = "") -> None:
         """Change the state, and wake who waits for a change."""
-        self.state, self.why = state, why
+        self.state, self.why, self.phase, self.progress = state, why, "", 0.0
+        self.is_tried = False
         changed, self.changed = self.changed, trio.Event()
         changed.set()
+
+    def show(self, phase: str, share: float) -> None:
+        """Say what is done and how far it is. Called on the loading thread, too.
+
+        Raises:
+            Unwanted: it is for nobody.
+        """
+        if not self.waiting:
+            raise Unwanted
+        self.progress = share
+        self.phase = f"{phase}, {share:.0%}"
 
 
 class Keeper:
@@ -81,13 +172,13 @@ class Keeper:
         self,
         entries: Sequence[Entry],
         service: Service,
-        deploy: Callable[[Loaded], Deployment],
+        deploy: Callable[[Entry, Loaded], Deployment],
         let_go: Callable[[Deployment], Awaitable[None]],
     ) -> None:
         self.entries = entries
         self._service = service
         self._deploy, self._let_go = deploy, let_go
-        self._one = trio.Lock()
+        self._one, self._trial = trio.Lock(), trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._log = log.get("models")
 
@@ -98,22 +189,49 @@ class Keeper:
             while True:
                 await trio.sleep(_LOOK_S)
                 for entry in self.entries:
-                    ttl_s = entry.config.model_ttl_s
-                    if self._is_used(entry):
+                    lives_s = entry.lives_s
+                    if entry.in_use:
                         entry.used_at = trio.current_time()
-                    elif ttl_s is not None and trio.current_time() - entry.used_at >= ttl_s:
+                    elif lives_s is not None and trio.current_time() - entry.used_at >= lives_s:
                         await self.unload(entry)
 
     def find(self, name: str) -> Entry | None:
         """Return the model of this name."""
         return next((entry for entry in self.entries if name in entry.names), None)
 
-    async def ready(self, entry: Entry) -> ServedModel:
-        """Return a model once it is loaded.
+    def keep(self, entry: Entry, seconds: float) -> None:
+        """Keep a model loaded for so long behind its latest request; it may make room for others earlier."""
+        entry.keep_s = seconds
+
+    async def ready(self, entry: Entry, payer: str = "", *, by_name: bool = False) -> ServedModel:
+        """Return a model once it is loaded: a use of it has to begin before the next checkpoint.
+
+        When the last who waits for it is cancelled, so is the load. The `payer` of the first is charged for it. With `by_name` somebody asks to have it
+        loaded, and not for an answer.
 
         Raises:
-            Refusal: it cannot be loaded.
+            Refusal: it cannot be loaded, is loaded only by name, or too many wait for it.
         """
+        if entry.state == "loaded" and entry.deployment is not None:
+            entry.used_at = trio.current_time()
+            return entry.deployment.served
+        if entry.waiting >= entry.config.max_queue:
+            why = f"{entry.waiting} requests wait until {entry.names[0]} is loaded (--max-queue)"
+            raise Refusal(Code.E_LIMIT_003, why, retry_after_s=1.0)
+        if entry.config.load == "explicit" and not by_name and entry.state != "loading":
+            name = entry.names[0]
+            why = f"{name} is loaded only when an operator says so: uma-trio load {name}"
+            raise Refusal(Code.E_MODEL_001, why)
+        entry.waiting += 1
+        try:
+            return await self._wanted(entry, payer)
+        finally:
+            entry.waiting -= 1
+            if not entry.waiting and entry.before_thread is not None:
+                entry.before_thread.cancel()
+
+    async def _wanted(self, entry: Entry, payer: str) -> ServedModel:
+        """Have a model loaded unless it is. Raises :class:`Refusal`."""
         asked = False
         while entry.state != "loaded" or entry.deployment is None:
             if entry.state == "failed" and (
@@ -123,6 +241,7 @@ class Keeper:
                 raise Refusal(Code.E_MODEL_001, entry.why, retry_after_s=again)
             if entry.state in ("unloaded", "failed") and self._nursery is not None:
                 entry.become("loading")
+                entry.payer = payer
                 self._nursery.start_soon(self._load, entry)
                 asked = True
             await entry.changed.wait()
@@ -130,20 +249,21 @@ class Keeper:
         return entry.deployment.served
 
     async def unload(self, entry: Entry) -> bool:
-        """Unload a model that no request has; False if it is in use or not loaded.
-
-        The default model stays.
-        """
+        """Unload a model that nobody uses; False if it is in use or not loaded."""
         deployment, held = entry.deployment, entry.held
-        is_default = deployment is not None and deployment.served is self._service.default
-        if entry.state != "loaded" or deployment is None or held is None:
+        if entry.state not in ("loaded", "draining") or deployment is None or held is None:
             return False
-        if is_default or self._is_used(entry):
+        if deployment.served.uses or not self._may_go(entry):
             return False
+        if entry.waiting and entry.state == "loaded":
+            return False  # whoever asked is about to begin
         entry.become("unloading")
+        entry.served_as, entry.keep_s = deployment.served.names, None
         entry.deployment = entry.held = None
         self._service.remove(deployment.served)
+        deployment.served.retire()
         await self._let_go(deployment)
+        entry.prefixes = deployment.prefixes()
         del deployment
         await trio.to_thread.run_sync(partial(_freed, held))
         self._log.info("unloaded", model=entry.names[0])
@@ -154,50 +274,154 @@ class Keeper:
         """Note that the engine of a model has died."""
         for entry in self.entries:
             if entry.deployment is deployment:
+                entry.served_as = deployment.served.names
                 entry.deployment, entry.failed_at = None, trio.current_time()
                 entry.become("failed", "the engine of this model has stopped")
 
-    def _is_used(self, entry: Entry) -> bool:
-        return any(request.model == entry.names[0] for request in self._service.directory)
+    def forget(self, mine: Callable[[str], bool]) -> None:
+        """Drop the saved prefixes of unloaded models in the namespaces that are `mine`."""
+        for entry in self.entries:
+            if entry.prefixes is not None:
+                store = entry.prefixes.store
+                store.clear([name for name in store.namespaces if mine(name)])
+
+    def _may_go(self, entry: Entry) -> bool:
+        """Whether a model may be unloaded at all: encoders compute beside the first one."""
+        return len(self.entries) > 1 and not (entry is self.entries[0] and self._service.embedders)
 
     async def _load(self, entry: Entry) -> None:
         name, held = entry.names[0], ExitStack()
         try:
-            async with self._one:
-                if entry.held is not None:  # its engine died
-                    await trio.to_thread.run_sync(partial(_freed, entry.held))
-                entry.estimate = await trio.to_thread.run_sync(estimate, entry.config)
-                await self._make_room(entry, entry.estimate)
-                loaded = await load(entry.config, held, None, None)
-                entry.deployment, entry.held = self._deploy(loaded), held
+            with trio.CancelScope() as entry.before_thread:
+                await self._in_turn(entry, held)
+        except Unwanted:
+            pass
         except (ModelError, ConfigError, NoRoom, OSError) as error:
-            held.close()
-            self._log.error("cannot be loaded", model=name, why=str(error))
-            entry.failed_at = trio.current_time()
-            entry.become("failed", f"{name} cannot be loaded: {error}")
-        except BaseException:
-            held.close()
-            raise
-        else:
-            self._log.info("loaded", model=name)
-            entry.used_at = trio.current_time()
+            self._failed(entry, str(error))
+        except Exception as error:
+            # Memory that ran out, or a fault of ours: the other models are served on.
+            self._log.error("cannot be loaded", model=name, exc_info=error)
+            self._failed(entry, "memory ran out" if isinstance(error, MemoryError) else _FAULT)
+        finally:
+            entry.before_thread = None
+            if entry.deployment is None:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(partial(_freed, held))
+        if entry.deployment is not None:
+            entry.used_at = entry.loaded_at = trio.current_time()
+            entry.prefixes = None  # the engine has them
+            if entry.payer:
+                entry.deployment.served.debts[entry.payer] = entry.took_s
+            self._log.info("loaded", model=name, seconds=round(entry.took_s, 1))
             entry.become("loaded")
+        elif entry.state != "failed":
+            self._log.info("is not loaded: nobody waits for it any more", model=name)
+            entry.become("unloaded")
+
+    def _failed(self, entry: Entry, why: str) -> None:
+        name = entry.names[0]
+        self._log.error("cannot be loaded", model=name, why=why)
+        entry.failed_at = trio.current_time()
+        entry.become("failed", f"{name} cannot be loaded: {why}")
+
+    async def _in_turn(self, entry: Entry, held: ExitStack) -> None:
+        """Load a model when it is its turn and there is room. Cancelled before the loading begins, it does nothing."""
+        entry.phase = "is tried before it is loaded"
+        async with self._trial:
+            entry.estimate = await trio.to_thread.run_sync(
+                estimate, entry.config, abandon_on_cancel=True
+            )
+        entry.is_tried, entry.phase = True, "waits until another model is loaded"
+        async with self._one:
+            if entry.held is not None:  # its engine died
+                await trio.to_thread.run_sync(partial(_freed, entry.held))
+                entry.held = None
+            await self._make_room(entry, entry.estimate)
+            entry.before_thread = None  # `show` ends it from here on
+            began = trio.current_time()
+            neighbour = self._neighbour()
+            loaded = await load(
+                entry.config,
+                held,
+                partial(entry.show, "is loading"),
+                partial(entry.show, "is measured"),
+                read=partial(load_backend, measures=neighbour is None),
+                beside=neighbour,
+            )
+            entry.deployment, entry.held = self._deploy(entry, loaded), held
+            entry.took_s = trio.current_time() - began
 
     async def _make_room(self, entry: Entry, needed: Estimate) -> None:
-        """Unload idle models, least recently used first, until this one fits. Raises :class:`NoRoom`."""
-        while (free := available_memory()) is not None and needed.least.total > free:
-            idle = [
-                each
-                for each in self.entries
-                if each.state == "loaded"
-                and each.config.model_ttl_s is not None
-                and not self._is_used(each)
-            ]
-            for each in sorted(idle, key=lambda one: one.used_at):
-                if await self.unload(each):
-                    break
-            else:
-                raise NoRoom(needed.refusal(free))
+        """Unload models that are not pinned, least recently used first, until this one fits.
+
+        One that is in use is waited for. Raises :class:`NoRoom` where that would not help.
+        """
+        began, draining = trio.current_time(), list[Entry]()
+        need = needed.least.total
+        try:
+            while (free := available_memory()) is not None and need > free:
+                others = [each for each in self.entries if each is not entry and self._gives(each)]
+                for each in others:
+                    if each.estimate is None:  # it was loaded with the daemon
+                        each.estimate = await trio.to_thread.run_sync(estimate, each.config)
+                if not others or need > free + sum(each.size for each in others):
+                    if self._drop_prefixes(but_for=entry):
+                        continue
+                    raise NoRoom(needed.refusal(free))
+                by_use = sorted(others, key=lambda one: one.used_at)
+                entry.phase = (
+                    f"waits for memory that {' and '.join(e.names[0] for e in by_use)} has"
+                )
+                for each in by_use:
+                    if _is_idle(each) and await self.unload(each):
+                        break
+                else:
+                    if trio.current_time() - began >= SWAP_AFTER_S:
+                        _drain(by_use, draining)
+                    await trio.sleep(_LOOK_FOR_ROOM_S)
+        finally:
+            for each in draining:
+                if each.state == "draining":
+                    each.become("loaded")
+
+    def _drop_prefixes(self, but_for: Entry) -> bool:
+        """Free the saved prefixes of the model that was unloaded the longest ago; False if there are none."""
+        kept = [each for each in self.entries if each.prefixes is not None and each is not but_for]
+        for each in sorted(kept, key=lambda one: one.used_at)[:1]:
+            each.prefixes = None
+        if kept:
+            gc.collect()
+            give_memory_back()
+        return bool(kept)
+
+    def _neighbour(self) -> Neighbour | None:
+        """Return what is known of the machine by a model that is loaded."""
+        loaded = [each.deployment for each in self.entries if each.deployment is not None]
+        found = (each.as_neighbour() for each in loaded)
+        return next((each for each in found if each is not None), None)
+
+    def _gives(self, entry: Entry) -> bool:
+        return (
+            entry.state in ("loaded", "draining")
+            and not entry.config.model_pin
+            and self._may_go(entry)
+        )
+
+
+def _is_idle(entry: Entry) -> bool:
+    """Whether a model may make room now. It stays at least as long as its loading took: half of the time goes there at most."""
+    stays_s = min(entry.took_s, SWAP_AFTER_S)
+    used = entry.deployment is not None and bool(entry.deployment.served.uses)
+    return not used and trio.current_time() - entry.loaded_at >= stays_s
+
+
+def _drain(by_use: Sequence[Entry], draining: list[Entry]) -> None:
+    """Let one more model take no further requests; `draining` has those that do."""
+    for each in by_use:
+        if each.state == "loaded":
+            each.become("draining")
+            draining.append(each)
+            return
 
 
 def _freed(held: ExitStack) -> None:

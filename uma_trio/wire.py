@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uma_protocol import (
     CODES,
@@ -34,6 +34,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.records import PrefixReport
 from uma_trio.service.ask import (
+    OF_MODEL,
     Ask,
     Call,
     Chat,
@@ -72,6 +73,7 @@ def ask_of(generate: Generate) -> Ask:
     return Ask(
         prompt=generate.prompt or "" if generate.messages is None else _chat(generate),
         sampling=_sampling(generate),
+        said=frozenset(_said(generate)),
         shape=_shape(generate),
         max_tokens=generate.max_tokens,
         stop=generate.stop,
@@ -213,19 +215,18 @@ def _shape(generate: Generate) -> Shape | None:
     return None
 
 
+def _said(generate: Generate) -> dict[str, Any]:
+    """Return what a request says of how tokens are chosen, as far as a model may have defaults for it."""
+    found = {name: getattr(generate, name) for name in OF_MODEL}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _sampling(generate: Generate) -> SamplingParams:
     return SamplingParams(
-        temperature=generate.temperature,
-        top_p=generate.top_p,
-        top_k=generate.top_k,
-        min_p=generate.min_p,
+        **_said(generate),
         seed=seeded(generate.seed),
         seed_named=generate.seed is not None,
         ignore_eos=generate.ignore_eos,
-        presence_penalty=generate.presence_penalty,
-        frequency_penalty=generate.frequency_penalty,
-        repeat_penalty=generate.repeat_penalty,
-        repeat_last_n=generate.repeat_last_n,
         logit_bias=tuple(generate.logit_bias.items()),
         logprobs=generate.logprobs,
         min_tokens=generate.min_tokens,
@@ -347,6 +348,11 @@ def memory_info(snapshots: Sequence[Snapshot]) -> MemoryInfo:
     )
 
 
+def _is_hidden(service: Service, name: str) -> bool:
+    entry = service.entry(name)
+    return entry is not None and entry.hidden
+
+
 def models_info(service: Service) -> tuple[ModelInfo, ...]:
     """Describe the models, those that write first."""
     writers = (
@@ -356,6 +362,19 @@ def models_info(service: Service) -> tuple[ModelInfo, ...]:
             n_ctx=served.bounds.n_ctx_seq,
         )
         for served in service.models
+        if served.is_alive and not _is_hidden(service, served.bounds.model)
+    )
+    shelf = service.shelf
+    absent = () if shelf is None else [e for e in shelf.entries if not e.hidden and e.wait]
+    unloaded = (
+        ModelInfo(
+            name=entry.names[0],
+            state=entry.state,
+            progress=round(entry.progress, 3),
+            size_bytes=entry.size,
+            n_ctx=entry.n_ctx,
+        )
+        for entry in absent
     )
     encoders = (
         ModelInfo(
@@ -367,7 +386,7 @@ def models_info(service: Service) -> tuple[ModelInfo, ...]:
         )
         for one in service.embedders.values()
     )
-    return (*writers, *encoders)
+    return (*writers, *unloaded, *encoders)
 
 
 def prefixes_event(report: PrefixReport, user: str) -> Prefixes:

@@ -22,10 +22,10 @@ from uma_trio.backend.kv_memory import N_BATCH, available_memory
 from uma_trio.backend.needs import Estimate, Question
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
-from uma_trio.costing.attention import flash_is_faster, recall
+from uma_trio.costing.attention import flash_as_recalled, flash_is_faster, recall
 from uma_trio.costing.calibrate import assume_looking_back
 from uma_trio.costing.copying import known_copies
-from uma_trio.costing.measured import measured_cost
+from uma_trio.costing.measured import Neighbour, measured_cost
 from uma_trio.costing.neighbours import in_words
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
@@ -36,7 +36,7 @@ from uma_trio.machine import limit_spinning, physical_cores, total_memory
 from uma_trio.models import bundled_model
 from uma_trio.net.settings import Settings
 from uma_trio.policy.by_name import find_policy
-from uma_trio.policy.cost import Work
+from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
@@ -59,12 +59,17 @@ _LEAST_CONTEXT, _LONGEST_CONTEXT = 256, 1 << 20  # of which needs are told
 
 
 def load_backend(
-    config: Config, on_progress: Progress | None, *, beside_another: bool = False
+    config: Config,
+    on_progress: Progress | None,
+    *,
+    beside_another: bool = False,
+    measures: bool = True,
 ) -> Backend:
     """Load the model. Raises :class:`ModelError`; takes as long as the disk does.
 
     `beside_another`: a daemon with the model serves until this one takes its place. Its needs are summed up before: also
-    if they may be more than what is free.
+    if they may be more than what is free. Without `measures` how
+    attention is computed best is recalled, or else assumed: that would take the machine from other models' readers.
     """
     limit_spinning()
     want(config.llama)
@@ -80,7 +85,7 @@ def load_backend(
         threads=config.threads or physical_cores(),
         kv_type=config.kv_type,
         flash_attention=config.flash_attention,
-        flash_is_faster=flash_is_faster,
+        flash_is_faster=flash_is_faster if measures else flash_as_recalled,
         mlock=config.mlock,
         mmap=config.mmap,
         gpu_layers=config.gpu_layers,
@@ -160,9 +165,12 @@ def _scratch_slots(config: Config) -> int:
 
 
 def engine_settings(
-    config: Config, backend: Backend, on_measuring: Progress | None = None
+    config: Config,
+    backend: Backend,
+    on_measuring: Progress | None = None,
+    beside: Neighbour | None = None,
 ) -> EngineSettings:
-    """Put the options into the engine's words, and measure the machine for policies that ask.
+    """Put the options into the engine's words, and measure the machine for policies that ask, unless `beside` another model.
 
     Called before the engine's thread exists, which owns the backend from then on.
     """
@@ -183,9 +191,7 @@ def engine_settings(
     )
     if not _scratch_slots(config):
         return plain
-    cost = measured_cost(backend, on_progress=on_measuring).cost
-    if cost.others:
-        log.get("cost").warning(in_words(cost.others))
+    cost = _cost(backend, on_measuring, beside)
     traffic = _traffic(backend.model)
     probed = traffic.bandwidth({n: cost.seconds(Work(n)) for n in cost.steps})
     if probed:
@@ -212,6 +218,13 @@ def engine_settings(
         traffic=traffic,
         copying=known_copies(backend, perf_counter) if plain.prefix_bytes else None,
     )
+
+
+def _cost(backend: Backend, on_measuring: Progress | None, beside: Neighbour | None) -> CostModel:
+    cost = measured_cost(backend, beside=beside, on_progress=on_measuring).cost
+    if cost.others and beside is None:
+        log.get("cost").warning(in_words(cost.others))
+    return cost
 
 
 def allowed_speculation(config: Config, backend: Backend) -> str:

@@ -291,7 +291,7 @@ def test_a_bad_document_is_harmless_while_a_request_runs(state, payload, code):
 def test_an_unsupported_type_is_never_fatal():
     """A client may ask what a daemon can do."""
     server = Connection(SERVER)
-    error = _refused(server, b'{"type":"load"}')
+    error = _refused(server, b'{"type":"pull"}')
     assert (error.code, error.fatal, server.state) == (
         Code.E_PROTO_007,
         False,

@@ -3,36 +3,11 @@
 import msgspec
 import pytest
 
-from uma_protocol import (
-    Cancel,
-    Embed,
-    Explain,
-    Generate,
-    GetMetrics,
-    Hello,
-    ListSessions,
-    Prefix,
-    Request,
-    Rerank,
-    SetPriority,
-    Token,
-)
+from uma_protocol import Generate, Request, Token
 from uma_protocol.fields import FIELDS
+from uma_protocol.inputs import REQUESTS as KINDS
 
-REQUESTS = [
-    *(
-        Hello,
-        Generate,
-        Embed,
-        Rerank,
-        Cancel,
-        SetPriority,
-        ListSessions,
-        Explain,
-        Prefix,
-        GetMetrics,
-    )
-]
+REQUESTS = list(KINDS)
 
 
 @pytest.mark.parametrize("value", [Token("a", "b", 1), Generate("a", prompt="b")])
@@ -57,8 +32,8 @@ def test_every_type_of_request_has_a_class():
     assert set(Request.__args__) == set(REQUESTS)
 
 
-def test_a_request_defaults_to_greedy_text_for_a_person():
-    """What a client leaves out means: interactive, most likely token, streamed."""
+def test_a_request_defaults_to_text_for_a_person():
+    """What a client leaves out means: interactive, the model's way to choose a token, streamed."""
     request = Generate("a", prompt="b")
-    assert (request.priority, request.temperature, request.stream) == ("interactive", 0.0, True)
-    assert (request.top_p, request.top_k, request.min_p, request.stop) == (1.0, 0, 0.0, ())
+    assert (request.priority, request.temperature, request.stream) == ("interactive", None, True)
+    assert (request.top_p, request.top_k, request.min_p, request.stop) == (None, None, None, ())

@@ -116,6 +116,8 @@ def test_the_samples_have_one_of_everything():
         "ListSessions",
         "Explain",
         "Prefix",
+        "LoadModel",
+        "UnloadModel",
         "GetMetrics",
     }
     assert {type(event).__name__ for event, _ in EVENTS} == {

@@ -30,6 +30,7 @@ from .events import (
     GetMetrics,
     Hello,
     ListSessions,
+    LoadModel,
     Message,
     Ok,
     Prefix,
@@ -41,6 +42,7 @@ from .events import (
     Token,
     Tool,
     ToolCall,
+    UnloadModel,
     Vectors,
 )
 from .fields import FIELDS, check_request, is_id
@@ -206,6 +208,8 @@ _BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
     "sessions": lambda document: ListSessions(**document),
     "explain": lambda document: Explain(**document),
     "prefix": lambda document: Prefix(**document),
+    "load": lambda document: LoadModel(**document),
+    "unload": lambda document: UnloadModel(**document),
     "metrics": lambda document: GetMetrics(**document),
 }
 

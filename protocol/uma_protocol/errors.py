@@ -38,6 +38,7 @@ class Code(StrEnum):
     E_IO_001 = "E_IO_001"
     E_MODEL_001 = "E_MODEL_001"
     E_MODEL_002 = "E_MODEL_002"
+    E_MODEL_003 = "E_MODEL_003"
     E_RUNTIME_001 = "E_RUNTIME_001"
     E_RUNTIME_002 = "E_RUNTIME_002"
     E_RUNTIME_003 = "E_RUNTIME_003"
@@ -162,6 +163,9 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             _WHEN_IDLE,
             False,
             "omit model, or name the loaded model and use the features that it supports",
+        ),
+        Code.E_MODEL_003: CodeInfo(
+            "the model is in use", _NEVER, True, "end the requests that use it, then try again"
         ),
         Code.E_RUNTIME_001: CodeInfo("decode failed", _TERMINAL, True, "send the request again"),
         Code.E_RUNTIME_002: CodeInfo(

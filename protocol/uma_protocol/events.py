@@ -79,7 +79,10 @@ class _Request(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"
 
 
 class Generate(_Request, frozen=True, tag="generate"):
-    """Request text. Exactly one of `prompt` and `messages` is given."""
+    """Request text. Exactly one of `prompt` and `messages` is given.
+
+    What says how tokens are chosen is None where the model's own value holds, or else the protocol's.
+    """
 
     id: str
     session: str | None = None
@@ -88,14 +91,14 @@ class Generate(_Request, frozen=True, tag="generate"):
     app: str | None = None
     priority: Priority = "interactive"
     max_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     logit_bias: dict[int, float] = {}
     seed: int | None = None
     n: int = 1
@@ -195,6 +198,18 @@ class Prefix(_Request, frozen=True, kw_only=True, tag="prefix"):
     action: PrefixAction = "list"
     session: str | None = None
     seconds: int | None = None
+
+
+class LoadModel(_Request, frozen=True, tag="load"):
+    """Load a configured model. The answer, an `ok`, comes when it is loaded. For operators."""
+
+    model: str
+
+
+class UnloadModel(_Request, frozen=True, tag="unload"):
+    """Unload a configured model that no request uses. The answer comes when its memory is free. For operators."""
+
+    model: str
 
 
 class GetMetrics(_Request, frozen=True, tag="metrics"):
@@ -392,11 +407,15 @@ Request = (
     | ListSessions
     | Explain
     | Prefix
+    | LoadModel
+    | UnloadModel
     | GetMetrics
 )
 """What a client sends."""
 
-Admin = Cancel | SetPriority | ListSessions | Explain | Prefix | GetMetrics
+Admin = (
+    Cancel | SetPriority | ListSessions | Explain | Prefix | LoadModel | UnloadModel | GetMetrics
+)
 """Requests that compute nothing; they are answered also while a request runs."""
 
 Event = (

@@ -113,10 +113,14 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 Integer(1, MAX_INT32),
                 "default and upper limit are settings of the daemon",
             ),
-            Field("temperature", Number(0, 100), "default 0: always the most likely token"),
-            Field("top_p", Number(0, 1), "default 1: off"),
-            Field("top_k", Integer(0, MAX_INT32), "default 0: off"),
-            Field("min_p", Number(0, 1), "default 0: off"),
+            Field(
+                "temperature",
+                Number(0, 100),
+                "0: always the most likely token; default the model's, or 0",
+            ),
+            Field("top_p", Number(0, 1), "default the model's, or 1: off"),
+            Field("top_k", Integer(0, MAX_INT32), "default the model's, or 0: off"),
+            Field("min_p", Number(0, 1), "default the model's, or 0: off"),
             Field(
                 "presence_penalty",
                 _PENALTY,
@@ -130,7 +134,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field(
                 "repeat_penalty",
                 Number(0.01, 100),
-                "divides the positive logits of recent tokens and multiplies the negative ones; default 1: off",
+                "divides the positive logits of recent tokens and multiplies the negative ones; default the model's, or 1: off",
             ),
             Field(
                 "repeat_last_n",
@@ -347,6 +351,8 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "seconds", Integer(0, _MOST_PIN_S), "duration of the pin; 0 removes it; default 300"
             ),
         ),
+        "load": (Field("model", _LABEL, "a name of a configured model", required=True),),
+        "unload": (Field("model", _LABEL, "a name of a configured model", required=True),),
         "metrics": (
             Field(
                 "interval_ms",

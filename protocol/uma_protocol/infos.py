@@ -47,10 +47,14 @@ class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A model of the daemon. It `gives` text, vectors or scores; `n_ctx` is the most tokens of one request."""
+    """A model of the daemon. It `gives` text, vectors or scores; `n_ctx` is the most tokens of one request.
+
+    `progress` is the part of it that is loaded, where its `state` is loading. Of one that never was, `size_bytes` is 0.
+    """
 
     name: str
     state: str = "loaded"
+    progress: float = 0.0
     gives: str = "text"
     size_bytes: int
     n_ctx: int

@@ -18,6 +18,7 @@ from .events import (
     GetMetrics,
     Hello,
     ListSessions,
+    LoadModel,
     Metrics,
     Ok,
     Prefix,
@@ -28,6 +29,7 @@ from .events import (
     Sessions,
     SetPriority,
     Token,
+    UnloadModel,
     Vectors,
 )
 from .states import Input
@@ -46,6 +48,8 @@ REQUESTS: Mapping[type, Input] = MappingProxyType(
         ListSessions: Input.ADMIN,
         Explain: Input.ADMIN,
         Prefix: Input.ADMIN,
+        LoadModel: Input.ADMIN,
+        UnloadModel: Input.ADMIN,
         GetMetrics: Input.ADMIN,
     }
 )

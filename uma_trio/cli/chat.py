@@ -29,6 +29,7 @@ from uma_trio.cli.output import (
     leaves,
     socket_path,
 )
+from uma_trio.cli.waiting import WaitLine
 from uma_trio.cli.wrapped import Wrapped
 from uma_trio.saying import harmless
 
@@ -304,22 +305,29 @@ async def _generate(
         )
         with trio.open_signal_receiver(signal.SIGINT) as interrupts:
             async with trio.open_nursery() as nursery:
+                line = WaitLine(socket)
                 nursery.start_soon(_stop_on, interrupts, nursery.cancel_scope)
+                nursery.start_soon(line.run)
                 try:
                     async with aclosing(generation):
-                        await _show(generation, shown, answer)
+                        await _show(generation, shown, answer, line)
                 except ServerError as error:  # a nursery would wrap it
                     refusal = error
+                finally:
+                    line.end()
                 nursery.cancel_scope.cancel()
     if refusal is not None:
         raise refusal
     return generation.eos
 
 
-async def _show(generation: AsyncIterator[Any], shown: Wrapped, answer: list[str]) -> None:
-    """Show thoughts dimly and text plainly."""
+async def _show(
+    generation: AsyncIterator[Any], shown: Wrapped, answer: list[str], line: WaitLine
+) -> None:
+    """Show thoughts dimly and text plainly, once `line` has ended."""
     thinking = False
     async for token in generation:
+        line.end()
         if token.reasoning:
             if not thinking:
                 _say(_DIM)

@@ -29,12 +29,12 @@ def check_memory(configs: Sequence[Config]) -> list[Finding]:
         except ModelError as error:
             found.append(Finding(about, "blocks", str(error)))
             continue
-        if config is configs[0] or not config.loads_on_request:
+        if config is configs[0] or config.load == "start":
             together += needed.least.private
         found.append(_judged(about, needed, room))
     if len(configs) > 1 and room is not None and together > room:
         what = f"the models that are loaded at start need {size(together)}, only {size(room)} available"
-        fix = "give some of them `load: on-request`, a smaller n_ctx or a smaller kv_type"
+        fix = "give some of them `load: on-demand`, a smaller n_ctx or a smaller kv_type"
         found.append(Finding("memory of all", "blocks", what, fix))
     return found
 

@@ -54,6 +54,10 @@ def _rest(found: Sessions) -> Iterator[str]:
     if (memory := found.memory) is not None:
         yield f"KV cache: {memory_in_words(memory)}"
     for model in found.models:
+        if model.state != "loaded":
+            share = f" {model.progress:.0%}" if model.progress else ""
+            yield f"Model {harmless(model.name)}: {model.state}{share}"
+            continue
         yield (
             f"Model {harmless(model.name)}: {model.state}, gives {model.gives}, {size(model.size_bytes)}, "
             f"{model.n_ctx:,} tokens of context"

@@ -31,6 +31,7 @@ from uma_trio.cli.output import (
 )
 from uma_trio.cli.printer import Printer
 from uma_trio.cli.prompt import STDIN, left_unread, prompt_of
+from uma_trio.cli.waiting import WaitLine
 from uma_trio.config.errors import ConfigError
 from uma_trio.words import Awaits, Lane, Pace, Speculation
 
@@ -60,50 +61,53 @@ class Asking:
         float | None,
         Parameter(
             name=("--temperature", "--temp"),
-            help="The sampling temperature. 0, the default, always takes the most likely token; with "
+            help="The sampling temperature; default: the model's, or 0, which always takes the most likely token; with "
             "--n the default is 0.8, because the answers would be equal.",
         ),
     ] = None
     top_p: Annotated[
-        float,
+        float | None,
         Parameter(
-            help="Sample from the most likely tokens whose probabilities sum to this; 1, the default, is "
-            "off."
+            help="Sample from the most likely tokens whose probabilities sum to this; 1 is off; "
+            "default: the model's, or 1."
         ),
-    ] = 1.0
+    ] = None
     top_k: Annotated[
-        int, Parameter(help="Sample from this many most likely tokens; 0, the default, is off.")
-    ] = 0
-    min_p: Annotated[
-        float,
+        int | None,
         Parameter(
-            help="Leave out tokens with less than this share of the most likely token's probability; 0, "
-            "the default, is off."
+            help="Sample from this many most likely tokens; 0 is off; default: the model's, or 0."
         ),
-    ] = 0.0
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Parameter(
+            help="Leave out tokens with less than this share of the most likely token's probability; 0 "
+            "is off; default: the model's, or 0."
+        ),
+    ] = None
     presence_penalty: Annotated[
-        float,
+        float | None,
         Parameter(
             help="Subtracted from the logit of each token that occurs in the answer, -2 to 2."
         ),
-    ] = 0.0
+    ] = None
     frequency_penalty: Annotated[
-        float,
+        float | None,
         Parameter(help="Subtracted once for each occurrence of the token in the answer, -2 to 2."),
-    ] = 0.0
+    ] = None
     repeat_penalty: Annotated[
-        float,
+        float | None,
         Parameter(
-            help="Divides the positive logits of recent tokens and multiplies the negative ones; 1, the "
-            "default, is off."
+            help="Divides the positive logits of recent tokens and multiplies the negative ones; 1 "
+            "is off; default: the model's, or 1."
         ),
-    ] = 1.0
+    ] = None
     repeat_last_n: Annotated[
-        int,
+        int | None,
         Parameter(
             help="The number of latest tokens of prompt and answer that count as recent; -1 is all."
         ),
-    ] = 64
+    ] = None
     min_tokens: Annotated[
         int, Parameter(help="The model cannot end the answer before this many tokens.")
     ] = 0
@@ -234,10 +238,13 @@ class Asking:
         }
 
     @property
-    def _temperature(self) -> float:
+    def _temperature(self) -> float | None:
+        """The temperature; None: the model's own, or 0."""
         from uma_trio.client.request import temperature_of
 
-        return temperature_of(self.n) if self.temperature is None else self.temperature
+        if self.temperature is None and self.n > 1:
+            return temperature_of(self.n)
+        return self.temperature
 
     @property
     def _calling(self) -> dict[str, Any]:
@@ -382,16 +389,20 @@ async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) ->
     printer = Printer(as_json=asking.json, n=asking.n)
     async with connect(socket) as client:
         try:
-            return await _stream(client, prompt, chat is not False, asking, printer)
+            return await _stream(
+                client, prompt, chat is not False, asking, printer, WaitLine(socket)
+            )
         except ServerError as error:
             # The model has no chat template, and nobody insisted on one.
             if error.code != "E_MODEL_002" or chat is not None or _implies_chat(asking):
                 raise
     async with connect(socket) as client:
-        return await _stream(client, prompt, False, asking, printer)
+        return await _stream(client, prompt, False, asking, printer, WaitLine(socket))
 
 
-async def _stream(client: Client, prompt: str, chat: bool, asking: Asking, printer: Printer) -> int:
+async def _stream(
+    client: Client, prompt: str, chat: bool, asking: Asking, printer: Printer, line: WaitLine
+) -> int:
     """Print one answer; on Ctrl-C end it in the daemon first."""
     import trio
 
@@ -406,9 +417,10 @@ async def _stream(client: Client, prompt: str, chat: bool, asking: Asking, print
     with trio.open_signal_receiver(signal.SIGINT) as interrupts:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on, interrupts, nursery.cancel_scope, printer)
+            nursery.start_soon(line.run)
             try:
                 async with aclosing(generation):
-                    await _print_tokens(generation, printer)
+                    await _print_tokens(generation, printer, line)
             except ServerError as error:  # a nursery would wrap it
                 refusal = error
             nursery.cancel_scope.cancel()
@@ -427,10 +439,12 @@ async def _cancel_on(signals: AsyncIterator[int], scope: CancelScope, printer: P
         scope.cancel()
 
 
-async def _print_tokens(generation: Generation, printer: Printer) -> None:
+async def _print_tokens(generation: Generation, printer: Printer, line: WaitLine) -> None:
     try:
         async for token in generation:
+            line.end()
             printer.token(token)
             printer.over(generation.ends)
     finally:
+        line.end()
         printer.rest()

@@ -12,6 +12,8 @@ VERBS: Mapping[str, str] = {
     "logs": "Show what the service logged, and what comes.",
     "pull": "Fetch a model from Hugging Face's hub.",
     "models": "List the models on this machine, and which of them fit.",
+    "load": "Have the daemon load a configured model.",
+    "unload": "Have the daemon unload a configured model that nobody uses.",
     "chat": "Talk with the model in the terminal.",
     "run": "Send one prompt and print the answer as it comes.",
     "embed": "Print the vectors of texts.",

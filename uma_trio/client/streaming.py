@@ -24,6 +24,7 @@ from uma_protocol import (
     Generate,
     GetMetrics,
     ListSessions,
+    LoadModel,
     Metrics,
     Prefix,
     PrefixAction,
@@ -37,6 +38,7 @@ from uma_protocol import (
     SetPriority,
     Token,
     ToolCall,
+    UnloadModel,
     Vectors,
     Work,
 )
@@ -63,7 +65,7 @@ _LEAVE_S = 2.0
 class AnyClient:
     """A connection to the daemon, for one task. `connect` opens and closes it.
 
-    :meth:`metrics`, :meth:`sessions`, :meth:`explain`, :meth:`prefix` and :meth:`set_priority` use
+    :meth:`metrics`, :meth:`sessions`, :meth:`explain`, :meth:`prefix`, :meth:`load`, :meth:`unload` and :meth:`set_priority` use
     a separate connection for each call. A program that calls only these can create a client without
     opening it.
     """
@@ -194,6 +196,22 @@ class AnyClient:
         """
         answer = await self._ask(Prefix(action=action, session=session, seconds=seconds))
         return answer if isinstance(answer, Prefixes) else Prefixes(0, 0)
+
+    async def load(self, model: str) -> None:
+        """Have a configured model loaded; returns when it is. For operators. Cancelled, it ends a loading for nobody else.
+
+        Raises:
+            ServerError: there is no such model (``E_MODEL_002``), or it cannot be loaded (``E_MODEL_001``).
+        """
+        await self._ask(LoadModel(model))
+
+    async def unload(self, model: str) -> None:
+        """Have a configured model unloaded that no request uses; returns when its memory is free. For operators.
+
+        Raises:
+            ServerError: there is no such model (``E_MODEL_002``), or it is in use (``E_MODEL_003``).
+        """
+        await self._ask(UnloadModel(model))
 
     async def set_priority(self, request: int, priority: Priority) -> None:
         """Move a request to another lane. `request` is the handle that :meth:`sessions` returns.

@@ -9,7 +9,7 @@ from uma_trio.config.option import Option
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": (
-        "model", "model_dir", "llama", "threads", "gpu_layers", "flash_attention", "mlock", "mmap", "alias",
+        "model", "load", "model_dir", "llama", "threads", "gpu_layers", "flash_attention", "mlock", "mmap", "alias",
         "chat_template_file", "reasoning", "reply_format", "embedding_model", "rerank_model", "encoder_ttl_s",
     ),
     "Clients": (

@@ -5,9 +5,9 @@ A model has settings of its own for the options in :data:`OF_A_MODEL`; everythin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attrs import field, frozen
 
@@ -20,23 +20,39 @@ OF_A_MODEL: Final = (
     "chat_template_file", "reasoning", "reply_format", "speculation", "prefix_ram", "session_ttl_s",
 )  # fmt: skip
 """The options that a model may have for itself, under the same names as in the file."""
-_ALIASES: Final = "aliases"
-_LOAD: Final = "load"
-_ON_REQUEST: Final = "on-request"
-_AT_START: Final = "start"
-_TTL: Final = "ttl"
 _YEAR_S: Final = 31_536_000.0
+LOADS: Final = ("start", "on-demand", "explicit")
+"""When a model is loaded: with the daemon, when a request names it, or when an operator says so."""
+ON_DEMAND: Final = LOADS[1]
+DEFAULTS: Final[Mapping[str, tuple[type, float, float]]] = {
+    "temperature": (float, 0, 100),
+    "top_p": (float, 0, 1),
+    "top_k": (int, 0, 2**31 - 1),
+    "min_p": (float, 0, 1),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "repeat_penalty": (float, 0.01, 100),
+    "repeat_last_n": (int, -1, 2**31 - 1),
+}
+"""How tokens are chosen where a request does not say: the fields that a model may have values of its own for."""
 
 
 @frozen
 class ModelSpec:
-    """One entry of `models`: what requests call it, its other names, and its settings by the options' fields."""
+    """One entry of `models`: what requests call it, its other names, and its settings by the options' fields.
+
+    A `pinned` model is never unloaded for another one, and a `hidden` one is left out of lists. `load` is one of
+    :data:`LOADS`, None for the daemon's own. `defaults` are for what requests do not say.
+    """
 
     name: str
     aliases: tuple[str, ...] = ()
     settings: Mapping[str, object] = field(factory=dict)
-    on_request: bool = False
+    load: str | None = None
     ttl_s: float | None = None
+    pinned: bool = False
+    hidden: bool = False
+    defaults: Mapping[str, float] = field(factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +75,9 @@ def further_models(paths: Sequence[str]) -> tuple[ModelSpec, ...]:
     """Return the models of a repeated `--model`, each called as its file, or as it was asked for."""
     return tuple(
         ModelSpec(
-            Path(text).stem if text.endswith(".gguf") else text, settings={"model": Path(text)}
+            Path(text).stem if text.endswith(".gguf") else text,
+            settings={"model": Path(text)},
+            pinned=True,
         )
         for text in paths
     )
@@ -88,33 +106,46 @@ def _spec(name: str, found: object, source: str, known: Mapping[str, Option]) ->
         raise ConfigError(
             f"{source}: model is missing; give it the file, or a name of `uma-trio models`"
         )
-    aliases: tuple[str, ...] = ()
     settings: dict[str, object] = {}
-    on_request, ttl_s = False, None
+    own: dict[str, Any] = {}
     for key, raw in found.items():
-        if key == _LOAD:
-            on_request = _word(raw, f"{source}.{key}") == _ON_REQUEST
-            continue
-        if key == _TTL:
-            ttl_s = _ttl(raw, f"{source}.{key}")
-            continue
-        if key == _ALIASES:
-            aliases = _aliases(raw, f"{source}.{key}")
-            continue
-        option = known.get(str(key))
-        if option is None:
-            names = [*known, _ALIASES, _LOAD, _TTL]
+        where = f"{source}.{key}"
+        if (option := known.get(_SPELT.get(str(key), str(key)))) is not None:
+            settings[option.name] = option.value(raw, where)
+        elif str(key) in _OWN:
+            field_name, read = _OWN[str(key)]
+            if field_name in own:
+                raise ConfigError(f"{where}: load and preload say the same; give one of them")
+            own[field_name] = read(raw, where)
+        else:
+            names = [*known, *_SPELT, *_OWN]
             raise ConfigError(
                 f"{source}: no such key {key}{nearest(str(key), names)}; see docs/MODELS.md"
             )
-        settings[option.name] = option.value(raw, f"{source}.{key}")
-    return ModelSpec(name, aliases, settings, on_request, ttl_s)
+    if own.get("pinned") and own.get("ttl_s") is not None:
+        raise ConfigError(
+            f"{source}: a model with pin stays loaded, and has no ttl; give one of them"
+        )
+    return ModelSpec(name, settings=settings, **own)
 
 
-def _word(raw: object, source: str) -> str:
-    if raw not in (_AT_START, _ON_REQUEST):
-        raise ConfigError(f"{source}: {as_written(raw)} is not {_AT_START} or {_ON_REQUEST}")
-    return str(raw)
+def _load(raw: object, source: str) -> str:
+    word = ON_DEMAND if raw == "on-request" else raw
+    if word not in LOADS:
+        raise ConfigError(
+            f"{source}: {as_written(raw)} is not {', '.join(LOADS[:-1])} or {LOADS[-1]}"
+        )
+    return str(word)
+
+
+def _preload(raw: object, source: str) -> str:
+    return LOADS[0] if _flag(raw, source) else ON_DEMAND
+
+
+def _flag(raw: object, source: str) -> bool:
+    if not isinstance(raw, bool):
+        raise ConfigError(f"{source}: {as_written(raw)} is not true or false")
+    return raw
 
 
 def _ttl(raw: object, source: str) -> float:
@@ -134,3 +165,37 @@ def _aliases(raw: object, source: str) -> tuple[str, ...]:
     if not all(every) or isinstance(raw, dict):
         raise ConfigError(f"{source}: {as_written(raw)} is not a name or a list of names")
     return tuple(every)
+
+
+def _defaults(raw: object, source: str) -> Mapping[str, float]:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{source}: {as_written(raw)} is not a map such as {{temperature: 0.7}}")
+    found: dict[str, float] = {}
+    for key, value in raw.items():
+        if key not in DEFAULTS:
+            raise ConfigError(
+                f"{source}: no such key {key}{nearest(str(key), [*DEFAULTS])}; it takes {', '.join(DEFAULTS)}"
+            )
+        kind, least, most = DEFAULTS[key]
+        numbers = (int,) if kind is int else (int, float)
+        if not isinstance(value, numbers) or isinstance(value, bool) or not least <= value <= most:
+            wanted = "a whole number" if kind is int else "a number"
+            raise ConfigError(
+                f"{source}.{key}: {as_written(value)} is not {wanted} from {least} to {most}"
+            )
+        found[key] = kind(value)
+    return found
+
+
+_SPELT: Final = {"template": "chat_template_file"}
+"""Shorter names of options."""
+_OWN: Final[Mapping[str, tuple[str, Callable[[object, str], object]]]] = {
+    "aliases": ("aliases", _aliases),
+    "load": ("load", _load),
+    "preload": ("load", _preload),
+    "ttl": ("ttl_s", _ttl),
+    "pin": ("pinned", _flag),
+    "hidden": ("hidden", _flag),
+    "defaults": ("defaults", _defaults),
+}
+"""The keys that only a model has: the field of :class:`ModelSpec`, and what reads it."""

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 from uma_trio.config.http import HttpConfig
-from uma_trio.config.models import ModelSpec
+from uma_trio.config.models import LOADS, ModelSpec
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
 from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
@@ -92,6 +92,16 @@ class Config(HttpConfig):
         "serves all clients. Given several times, all of them are loaded, the `model` of a request chooses, and "
         "the first answers requests that name none. The section `models` of the settings file gives them names "
         "and settings of their own.",
+    )
+    load: str = option(
+        "start",
+        flag="--load",
+        choices=LOADS,
+        metavar="WHEN",
+        since="0.1",
+        help="When models are loaded of which there are several: with the daemon; on-demand, when a request names "
+        "one, which waits; or explicit, by `uma-trio load`. The first is always loaded with the daemon. A model's own "
+        "`load` comes before this (docs/MODELS.md).",
     )
     model_dir: tuple[Path, ...] = option(
         (),
@@ -478,8 +488,14 @@ class Config(HttpConfig):
     model_ttl_s: float | None = None
     """Of one model, as :meth:`each` returns it: how long it stays loaded while nobody asks it."""
 
-    loads_on_request: bool = False
-    """Of one model: whether it is loaded when it is asked for the first time."""
+    model_pin: bool = False
+    """Of one model: whether it stays loaded, whoever needs its memory."""
+
+    model_hidden: bool = False
+    """Of one model: whether it is left out of lists."""
+
+    defaults: Mapping[str, float] = attrs.field(factory=dict)
+    """Of one model: how tokens are chosen where a request does not say, by the names of its fields."""
 
     sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
     """Where each setting that is not a default was written, by its field's name."""
@@ -494,15 +510,18 @@ class Config(HttpConfig):
         """Return the configuration of each model that is loaded, the default one first."""
         if not self.models:
             return (self,)
-        own = () if self.model is None else (self,)
+        own = () if self.model is None else (attrs.evolve(self, model_pin=True),)
         return (*own, *(self._with(spec) for spec in self.models))
 
     def _with(self, spec: ModelSpec) -> Config:
         found: Config = attrs.evolve(
             self,
             alias=spec.names,
+            load=spec.load or self.load,
             model_ttl_s=spec.ttl_s,
-            loads_on_request=spec.on_request,
+            model_pin=spec.pinned,
+            model_hidden=spec.hidden,
+            defaults=spec.defaults,
             **spec.settings,  # type: ignore[arg-type]  # structured
         )
         if self.trace is None or (self.model is None and spec is self.models[0]):

@@ -119,6 +119,12 @@ def flash_is_faster(
     return None if known is None else prefers_flash(known.seconds)
 
 
+def flash_as_recalled(subject: Subject, _measure: Callable[[], Seconds]) -> bool | None:
+    """Whether flash attention is worth it, if that was measured; nothing is measured now."""
+    known = recall(subject)
+    return None if known is None else prefers_flash(known.seconds)
+
+
 def in_words(timed: Timed) -> str:
     """Return for people what was measured."""
     off_s, on_s = chat_s(timed.seconds)

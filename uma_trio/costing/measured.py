@@ -9,8 +9,9 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from uma_trio.backend.base import Backend
-from uma_trio.costing.calibrate import Calibration
+from uma_trio.costing.calibrate import ONE, Calibration
 from uma_trio.costing.neighbours import BUSY, Reader, cpu_times, others_share
+from uma_trio.costing.stopwatch import Stopwatch
 from uma_trio.costing.store import Unusable, cost_file, recall, remember
 from uma_trio.policy.cost import CostModel
 from uma_trio.telemetry import log
@@ -25,9 +26,18 @@ class Measured:
     file: Path
 
 
+@frozen
+class Neighbour:
+    """A model that is computed on the same machine: what its ticks cost, and how large it is."""
+
+    cost: CostModel
+    backend: Backend
+
+
 def measured_cost(
     backend: Backend,
     *,
+    beside: Neighbour | None = None,
     fresh: bool = False,
     on_progress: Callable[[float], None] | None = None,
     read: Reader = cpu_times,
@@ -37,6 +47,10 @@ def measured_cost(
     Uses the backend's slots, which must be empty, for two seconds, ten where a token takes long. `on_progress` is
     told the part of this time that has passed. A table that was measured while other programs used a tenth of the
     machine or more is marked with their share. Where a GPU computes beside the host, it is not: they hardly matter.
+
+    `beside` a model that others use nothing is measured, which would take the machine from them for seconds: what is not known is
+    concluded from that one, and measured when the daemon is idle. One token is computed in any case, so that the first
+    tick of a request finds weights and graphs in memory.
     """
     path, weight_bytes = cost_file(backend), backend.model.weight_bytes
     try:
@@ -46,6 +60,11 @@ def measured_cost(
             "what was stored of this machine is measured again", file=str(path), why=str(why)
         )
         cost = None
+    if beside is not None:
+        Stopwatch(backend, time.perf_counter).time(ONE)
+        alike = beside.backend.traits.shape_costs == backend.traits.shape_costs
+        if cost is None and alike and not fresh:
+            return Measured(_concluded(beside, backend), recalled=False, file=path)
     if cost is not None:
         return Measured(cost, recalled=True, file=path)
     before = read()
@@ -55,3 +74,22 @@ def measured_cost(
         cost = evolve(cost, others=others)
     remember(path, cost, weight_bytes)
     return Measured(cost, recalled=False, file=path)
+
+
+def _concluded(known: Neighbour, backend: Backend) -> CostModel:
+    """Return what ticks probably cost, by the sizes of both models; it is marked as to be measured again.
+
+    A token reads all weights, a long prompt computes with all parameters: the larger ratio counts, since a tick that
+    takes longer than predicted is late for readers, and one that is shorter is corrected by the next ones.
+    """
+    here, there = backend.model, known.backend.model
+    ratios = [
+        mine / other
+        for mine, other in (
+            (here.weight_bytes, there.weight_bytes),
+            (float(here.n_params), float(there.n_params)),
+        )
+        if mine > 0 and other > 0
+    ]
+    cost = known.cost.times(known.cost.scale * max(ratios, default=1.0))
+    return evolve(cost, scale=1.0, error=0.0, table_error=0.0, others=1.0)

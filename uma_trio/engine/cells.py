@@ -14,6 +14,7 @@ from uma_trio.backend.base import Backend
 from uma_trio.engine.kv import KvCache
 from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.prefix.search import FoundPrefix
+from uma_trio.engine.prefix.store import PageStore as PageStore
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.side import Ledger
@@ -28,7 +29,7 @@ class Cells:
     `scratch` keeps the last slot for ballast rows; `keeps_high_water` is for backends on which a change of the
     high-water mark makes ticks slow. Saved pages take at most `prefix_bytes`; with 0 no prefix is cached. `note` is
     called for each request that had a prefix or could have had one, when it can continue. What side work takes for whom is
-    written into `ledger`.
+    written into `ledger`. `store` has the saved pages of an earlier engine of the same model.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Cells:
         session_ttl_s: float,
         copying: Copying | None,
         ledger: Ledger,
+        store: PageStore | None = None,
     ) -> None:
         self.books = KvCache(backend, scratch=scratch, keeps_high_water=keeps_high_water)
         self.prefix = PrefixCache(
@@ -50,6 +52,7 @@ class Cells:
             session_ttl_s=session_ttl_s,
             copying=copying,
             ledger=ledger,
+            store=store,
         )
 
     # --- how many there are ---

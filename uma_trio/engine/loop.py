@@ -20,7 +20,7 @@ from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
-from uma_trio.engine.cells import Cells
+from uma_trio.engine.cells import Cells, PageStore
 from uma_trio.engine.drafts import Drafting, Feeding, drafter_for
 from uma_trio.engine.encoding import PART_S, Encoding, Encodings
 from uma_trio.engine.first_tokens import FirstTokenBook
@@ -77,7 +77,8 @@ class Engine:
     """Continuous batching over one backend.
 
     `clock` gives seconds; the engine uses no other clock. `drafter` replaces the drafter that looks
-    up texts. `encoders` compute in the time that readers leave. All methods except :meth:`fail_all` are called on the engine's thread.
+    up texts. `encoders` compute in the time that readers leave. `store` has the saved prefixes of an earlier
+    engine of the same model. All methods except :meth:`fail_all` are called on the engine's thread.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Engine:
         masks: Masks = AT_ONCE,
         readers_s: Callable[[], float] | None = None,
         encoders: Mapping[EncoderKind, Encodings] = _NO_ENCODERS,
+        store: PageStore | None = None,
     ) -> None:
         self._backend, self._encoders = backend, encoders
         self._encodings = tuple(encoders.values())
@@ -105,7 +107,7 @@ class Engine:
         self._pieces = backend.vocabulary.pieces()
         self._recorder = recorder = recorder or Recorder()
         ledger = Ledger()
-        self.cells = _cells(backend, settings, clock, recorder, ledger)
+        self.cells = _cells(backend, settings, clock, recorder, ledger, store)
         self.prefix = self.cells.prefix
         contract = settings.contract
         self._publisher = Publisher(
@@ -126,8 +128,7 @@ class Engine:
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
-        self._idle = True
-        self._untold = False  # whether the latest tick gave somebody a first token
+        self._idle, self._untold = True, False  # the latter: the latest tick gave a first token
         self._serial = Serial(self._parts())
         self._overlapped = Overlapped(self._serial.do, unforeseen=self._serial)
 
@@ -445,6 +446,8 @@ class Engine:
             self.registry.refuse(submit, now, FAILED_CODE, FAILED_AT)
         else:
             self.registry.enqueue(sequence)
+            if submit.owes_s:
+                self._planner.charge({submit.program: submit.owes_s})
 
     def _stream_failed(self, handle: int, error: Exception) -> None:
         """End a request whose tokens cannot be published, before the next tick is planned."""
@@ -486,6 +489,7 @@ def _cells(
     clock: Callable[[], float],
     recorder: Recorder,
     ledger: Ledger,
+    store: PageStore | None,
 ) -> Cells:
     return Cells(
         *(backend, clock, recorder.began),
@@ -495,4 +499,5 @@ def _cells(
         session_ttl_s=settings.session_ttl_s,
         copying=settings.copying,
         ledger=ledger,
+        store=store,
     )

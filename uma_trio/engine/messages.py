@@ -128,6 +128,7 @@ class Submit:
       vocabulary.
     - `awaits` says what of it is waited for, in the interactive lane.
     - With `progress` its stream reports the progress of its prompt.
+    - `owes_s` is machine time that it cost before it came: its model was loaded for it.
     """
 
     handle: int
@@ -151,6 +152,7 @@ class Submit:
     pieces: Sequence[bytes] | None = None
     progress: bool = False
     within: tuple[int, ...] = ()
+    owes_s: float = 0.0
 
     @property
     def program(self) -> tuple[int, ...]:

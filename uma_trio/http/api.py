@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, ClassVar
 
 import msgspec
@@ -22,6 +22,7 @@ from uma_trio.http.asking import (
     lane_of,
     model_of,
     origin_of,
+    said_of,
     sampling_of,
     session_of,
     speculation_of,
@@ -38,7 +39,9 @@ from uma_trio.http.fields import (
     would_be_ignored,
 )
 from uma_trio.http.intake import aside, take
+from uma_trio.http.keeping import keep_alive_of
 from uma_trio.http.llama.settings import generation_settings
+from uma_trio.http.loading import EVENTS, LoadTelling, ToldInStream, as_data, model_for
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.tools import loosened_header
@@ -57,7 +60,8 @@ class Api(ABC):
 
     `fields` is what its body may have, `prefix` what its ids begin with, `defaults` how tokens are
     chosen where nothing is said, and `names` what it calls the fields that the service knows by
-    another name. `takes_ids` is whether its prompts may be token ids. :meth:`asks` is called first,
+    another name. `takes_ids` is whether its prompts may be token ids, `tells_loading` whether return_progress
+    tells how much of the model is loaded, too. :meth:`asks` is called first,
     and finds everything that a client can get wrong; the answers are in the order of what it returns.
     It and the constructor may run in a helper thread; everything else runs on trio's.
     """
@@ -67,16 +71,29 @@ class Api(ABC):
     defaults: ClassVar[SamplingParams] = SamplingParams(temperature=1.0)
     names: ClassVar[Mapping[str, str]] = {}
     takes_ids: ClassVar[bool] = False
+    streams_by_default: ClassVar[bool] = False
+    telling: ClassVar[LoadTelling] = EVENTS
+    tells_loading: ClassVar[bool] = False
 
     def __init__(self, body: Body, request: Request, shared: Shared) -> None:
         self.body = body
         self.request = request
         self.shared = shared
-        self.id = f"{self.prefix}{shared.name}-{request.number}"
+        self.id = self.id_of(request, shared)
         self.created = int(time.time())
         self.model, self._required_model = model_of(body, shared)
         self._set_aside: list[str] = []
         self._texts: list[str] = []  # of the prompts, if an answer repeats them
+
+    @classmethod
+    def needs_model(cls, body: Body) -> bool:
+        """Whether the model is to be loaded."""
+        return True
+
+    @classmethod
+    def id_of(cls, request: Request, shared: Shared) -> str:
+        """Return what its answer calls a request."""
+        return f"{cls.prefix}{shared.name}-{request.number}"
 
     @property
     def served(self) -> ServedModel:
@@ -86,7 +103,15 @@ class Api(ABC):
     @property
     def streams(self) -> bool:
         """Whether the answers are sent as they come."""
-        return bool(self.body.get("stream", False))
+        return bool(self.body.get("stream", self.streams_by_default))
+
+    @classmethod
+    def told(cls, body: Body) -> LoadTelling | None:
+        """Return how a client that asked for a stream is told that its model is loaded; None if it is not."""
+        if not body.get("stream", cls.streams_by_default):
+            return None
+        wants = cls.tells_loading and body.get("return_progress", False)
+        return evolve(cls.telling, loading=as_data) if wants else cls.telling
 
     @property
     def room(self) -> int:
@@ -229,6 +254,7 @@ class Api(ABC):
             streamed=self.streams,
             progress=self.streams and body.get("return_progress", False),
             n=body.get("n", 1),
+            said=said_of(body),
         )
 
 
@@ -253,7 +279,17 @@ async def answered(
         Fault: the request is wrong, or its answer failed before any of it was sent.
         Refusal: the service does not take it.
     """
-    asked, asks = await _read(api, exchange, shared, choose)
+    try:
+        async with _reading(api, exchange, shared, choose) as (asked, asks):
+            return await _answered(asked, asks, exchange)
+    except ToldInStream:
+        return None
+
+
+async def _answered(asked: Api, asks: Sequence[Ask], exchange: Exchange) -> Reply | None:
+    """Answer a request whose model is loaded."""
+    shared = asked.shared
+    _keep_loaded(asked)
     if not asks:
         return Reply(200, written(asked.document((), ())), headers=asked.headers)
     origin = origin_of(exchange.request, shared, asked.id)
@@ -277,6 +313,17 @@ async def answered(
     return Reply(200, body, headers=headers)
 
 
+def _keep_loaded(asked: Api) -> None:
+    """Keep the model for as long as the request says, where that is for its client to say."""
+    seconds, service = keep_alive_of(asked.body), asked.shared.service
+    if seconds is None:
+        return
+    if service.shelf is not None and asked.request.caller.principal.is_operator:
+        service.keep(asked.body.get("model"), seconds)
+    else:
+        asked.set_aside("keep_alive")
+
+
 async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: str) -> Reply:
     """Answer with how many tokens the prompt of a request has, and what else is `said`.
 
@@ -284,17 +331,25 @@ async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: st
         Fault: the request is wrong.
         Refusal: the service would not take it.
     """
-    asked, asks = await _read(api, exchange, shared)
-    async with _renaming(api):
+    async with _reading(api, exchange, shared, streams=False) as (asked, asks), _renaming(api):
         origin = origin_of(exchange.request, shared, asked.id)
         n = await asked.served.count_tokens(asks[0], origin)
     return Reply(200, msgspec.json.encode({**said, "input_tokens": n}), headers=asked.headers)
 
 
-async def _read(
-    api: type[Api], exchange: Exchange, shared: Shared, choose: Choose | None = None
-) -> tuple[Api, Sequence[Ask]]:
-    """Return a request as its API reads it, and what is asked. Raises :class:`Fault`."""
+@asynccontextmanager
+async def _reading(
+    api: type[Api],
+    exchange: Exchange,
+    shared: Shared,
+    choose: Choose | None = None,
+    *,
+    streams: bool = True,
+) -> AsyncIterator[tuple[Api, Sequence[Ask]]]:
+    """Return a request as its API reads it, and what is asked; until the block ends its model stays loaded.
+
+    Raises :class:`Fault`.
+    """
 
     def read(document: Mapping[str, Any]) -> tuple[type[Api], Body]:
         chosen = api if choose is None else choose(document)
@@ -302,14 +357,22 @@ async def _read(
 
     taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))
     chosen, body = taken.value
-    shared = await shared.ready(body.get("model"))
-    body = await chosen.tokenised(body, shared)
+    origin = origin_of(exchange.request, shared, chosen.id_of(exchange.request, shared))
+    lane, telling = lane_of(body, exchange.request.head), chosen.told(body) if streams else None
+    name = body.get("model")
+    needed = chosen.needs_model(body)
+    async with (
+        model_for(exchange, shared, name, origin, lane, telling)
+        if needed
+        else nullcontext(shared) as found
+    ):
+        body = await chosen.tokenised(body, found)
 
-    def build() -> tuple[Api, Sequence[Ask]]:
-        asked = chosen(body, exchange.request, shared)
-        return asked, asked.asks()
+        def build() -> tuple[Api, Sequence[Ask]]:
+            asked = chosen(body, exchange.request, found)
+            return asked, asked.asks()
 
-    return await aside(shared, build, apart=taken.apart)
+        yield await aside(found, build, apart=taken.apart)
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ from uma_trio.http.tokens import FEW, text_of_ids
 from uma_trio.http.wire.errors import invalid
 from uma_trio.http.wire.message import Caller, Head, Request
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.ask import Ask, Chat, Origin, chosen, seeded
+from uma_trio.service.ask import OF_MODEL, Ask, Chat, Origin, chosen, seeded
 from uma_trio.words import AWAITS as AWAITED
 from uma_trio.words import LANES, PACES, Awaits, Lane
 
@@ -310,6 +310,14 @@ def sampling_of(body: Body, defaults: SamplingParams) -> SamplingParams:
         logit_bias=tuple(body.get(bias.FIELD, {}).items()),
         stop_token_ids=tuple(body.get("stop_token_ids", ())),
     )
+
+
+def said_of(body: Body) -> frozenset[str]:
+    """Return what the client itself says of how tokens are chosen, as far as a model may have defaults for it."""
+    said = {name for name in OF_MODEL if body.get(name) is not None}
+    if body.get("repetition_penalty") is not None:
+        said.add("repeat_penalty")
+    return frozenset(said)
 
 
 def speculation_of(body: Body) -> Speculation:

@@ -18,13 +18,14 @@ from uma_protocol import (
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.asking import origin_of
 from uma_trio.http.intake import aside, take
+from uma_trio.http.loading import EVENTS, ToldInStream, model_for
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.answers import Answers, together
-from uma_trio.service.ask import Ask
+from uma_trio.service.ask import Ask, Origin
 from uma_trio.wire import Telling, ask_of, eos_event
 
 
@@ -38,7 +39,21 @@ async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
     origin = origin_of(request, shared, asked.id)
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
-    async with shared.service.generate([ask], origin) as answers:
+    telling = EVENTS if asked.stream else None
+    try:
+        async with model_for(
+            exchange, shared, asked.model, origin, asked.priority, telling
+        ) as found:
+            return await _answered(asked, ask, origin, exchange, found)
+    except ToldInStream:
+        return None
+
+
+async def _answered(
+    asked: Generate, ask: Ask, origin: Origin, exchange: Exchange, shared: Shared
+) -> Reply | None:
+    """Answer a request whose model is loaded."""
+    async with shared.service.generate([ask], origin, shared.served) as answers:
         if asked.stream:
             await stream(exchange, shared, answers, _Events(asked, answers, shared), ())
             return None

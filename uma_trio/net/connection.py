@@ -31,6 +31,7 @@ from uma_protocol import (
     GetMetrics,
     Hello,
     ListSessions,
+    LoadModel,
     LocalProtocolError,
     Metrics,
     Ok,
@@ -41,6 +42,7 @@ from uma_protocol import (
     Role,
     Sessions,
     SetPriority,
+    UnloadModel,
 )
 from uma_trio.net.encoded import EncodedRequest
 from uma_trio.net.relay import relay
@@ -111,6 +113,7 @@ class Connection:
         self._idle_since = trio.current_time()
         self._inspected: trio.Event | None = None
         self._watch: trio.CancelScope | None = None
+        self._loads = 0
         self._over = False
         self._had_last_word = False
         self._leaves = False
@@ -124,6 +127,8 @@ class Connection:
             ListSessions: self._on_sessions,
             Explain: self._on_explain,
             Prefix: self._on_prefix,
+            LoadModel: self._on_load,
+            UnloadModel: self._on_load,
             GetMetrics: self._on_metrics,
             ConnectionClosed: self._on_closed,
         }
@@ -310,7 +315,7 @@ class Connection:
 
     @property
     def _is_idle(self) -> bool:
-        return self._running is None and self._watch is None
+        return self._running is None and self._watch is None and not self._loads
 
     def _deadline(self) -> float:
         """Until when the next bytes have to come."""
@@ -452,6 +457,35 @@ class Connection:
             self._take_no_more()
         self._reading.deadline = self._deadline()
         answered.set()
+
+    def _on_load(self, request: LoadModel | UnloadModel) -> None:
+        """Load or unload a model beside what the client says: it may leave before that has come to its end."""
+        if not self._principal.is_operator:
+            why = "only the user that runs the daemon may load and unload models"
+            self._say(error_event(Code.E_AUTH_002, why))
+        elif self._loads:
+            why = "this connection loads or unloads a model already; wait for its ok"
+            self._say(error_event(Code.E_PROTO_004, why))
+        else:
+            self._loads += 1
+            self._nursery.start_soon(self._load, request)
+
+    async def _load(self, request: LoadModel | UnloadModel) -> None:
+        try:
+            if isinstance(request, LoadModel):
+                await self._service.load(request.model)
+            else:
+                await self._service.unload(request.model)
+            answer: Event = Ok()
+        except Refusal as refusal:
+            answer = refusal_event(refusal, None)
+        self._loads -= 1
+        self._idle_since = trio.current_time()
+        if isinstance(answer, Error) and answer.fatal and self._running is None:
+            self.end(answer)
+            return
+        self._say(answer)
+        self._reading.deadline = self._deadline()
 
     def _on_metrics(self, request: GetMetrics) -> None:
         ends = request.interval_ms is None and self._running is None

@@ -64,11 +64,14 @@ class _Frames:
         self._handle = answers.handle
         self._protocol = protocol
         self._writer = writer
-        self._text_of = answers.served.text_of
+        self._answers = answers
         self._telemetry = service.telemetry
         self._tellings = [Telling(generate, generation) for generation in answers.generations]
         self._ends: dict[int, Finished] = {}
         self._prompt_done = False
+
+    def _text_of(self, token: int) -> str:
+        return self._answers.served.text_of(token)  # a request that was ended early has none
 
     def write(self, bursts: list[Burst]) -> bool:
         """Write what is told of the answers; False unless the kernel has all of it."""

@@ -6,7 +6,7 @@ different seeds, or answers to several prompts, where an API takes a list of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -18,8 +18,10 @@ from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.messages import Finished, FinishReason, StreamItem
 from uma_trio.service.ask import Ask, Door, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
+from uma_trio.service.directory import Awaited
 from uma_trio.service.generation import AnswerModel, Generation
 from uma_trio.service.generation import Host as AnswerHost
+from uma_trio.service.holding import Uses
 from uma_trio.service.stream import Reader
 from uma_trio.text.asked import Prepared
 from uma_trio.words import Lane
@@ -36,6 +38,8 @@ class RequestModel(AnswerModel, Protocol):
     """The part of a model that one request needs."""
 
     slots: int
+    uses: Uses
+    defaults: Mapping[str, float]
 
     async def check(self, ask: Ask, door: Door) -> None:
         """Check what can be checked without tokens. Raises :class:`Refusal`."""
@@ -56,8 +60,13 @@ class Host(AnswerHost, Protocol):
     def slots(self) -> int:
         """How many requests one model computes at once, at the most."""
 
-    async def ready(self, name: str | None) -> RequestModel:
-        """Return the model of this name, once it is loaded. Raises :class:`Refusal`."""
+    async def ready(
+        self,
+        name: str | None,
+        waits: Callable[[Awaited], None] | None = None,
+        payer: str = "",
+    ) -> RequestModel:
+        """Return the model of this name, once it is loaded, as the service does. Raises :class:`Refusal`."""
 
     def new_handle(self) -> int:
         """Return a handle that no other answer has."""
@@ -104,8 +113,11 @@ class Answers:
             for choice, handle in enumerate(handles)
         )
         self._open = list(enumerate(self.generations))
+        #: Ends the use of the model.
+        self._used: Callable[[], None] = lambda: None
+        if served is not None:
+            self._uses(served)
         for generation in self.generations:
-            generation.served = served
             service.directory.add(generation)
 
     async def __aenter__(self) -> Self:
@@ -206,6 +218,7 @@ class Answers:
         for generation in self.generations:
             generation.close()
         self._open = []
+        self._used()
 
     async def _start(self) -> None:
         service = self._service
@@ -226,11 +239,24 @@ class Answers:
 
     async def _model(self) -> RequestModel:
         """Return the model that is asked, once it is loaded. Raises :class:`Refusal`."""
-        if self._served is None:
-            self._served = await self._service.ready(self._asks[0].model)
-            for generation in self.generations:
-                generation.served = self._served
-        return self._served
+        served = self._served
+        if served is None:
+            served = await self._service.ready(
+                self._asks[0].model, self._wait_for, self._origin.principal.counts_as
+            )
+            self._uses(served)
+        return served
+
+    def _uses(self, served: RequestModel) -> None:
+        """Be answered by this model: until the request is closed, it is not unloaded."""
+        self._served, self._used = served, served.uses.begin()
+        for generation in self.generations:
+            generation.served, generation.awaited = served, None
+            generation.ask = generation.ask.with_defaults(served.defaults)
+
+    def _wait_for(self, awaited: Awaited) -> None:
+        for generation in self.generations:
+            generation.awaited = awaited
 
     def _submit(self, prepared: Sequence[Prepared]) -> None:
         pairs = zip(self.generations, prepared, strict=True)

@@ -7,8 +7,9 @@ nothing else of a request.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Final, Literal
 
 from attrs import evolve, field, frozen
 
@@ -41,6 +42,13 @@ Sharing = Literal["user", "private", "none"] | Salt
 """Who shares cached prefixes and drafts with a request, never beyond its principal: see `Ask.cache`."""
 
 
+OF_MODEL: Final = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repeat_penalty", "repeat_last_n"),
+)
+"""What of how tokens are chosen a model may have values of its own for."""
+
+
 @frozen(kw_only=True, eq=False)
 class Ask:
     """One request for text, unchecked; :meth:`Service.generate` checks it.
@@ -62,6 +70,7 @@ class Ask:
     - `awaits` says what somebody waits for; None: by what is asked (:func:`awaits_of`).
     - With `progress` the stream of each answer reports the progress of its prompt.
     - `n` is the number of answers (choices).
+    - `said` are those of :data:`OF_MODEL` that the client chose itself.
     """
 
     prompt: Prompt
@@ -82,6 +91,12 @@ class Ask:
     awaits: Awaits | None = None
     progress: bool = False
     n: int = 1
+    said: frozenset[str] = frozenset()
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> Ask:
+        """Return it with the model's values for what its client did not choose."""
+        found: dict[str, Any] = {k: v for k, v in defaults.items() if k not in self.said}
+        return evolve(self, sampling=evolve(self.sampling, **found)) if found else self
 
 
 def awaits_of(ask: Ask) -> Awaits:

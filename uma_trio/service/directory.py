@@ -15,6 +15,14 @@ from uma_trio.words import Lane
 _REMEMBERED = 256  # as many as the engine can explain
 
 
+class Awaited(Protocol):
+    """A model that is not loaded yet."""
+
+    @property
+    def wait(self) -> str:
+        """What a request for it waits for, as a sentence without an end; "" where it is loaded."""
+
+
 class Request(Protocol):
     """A running request, as far as tasks other than its reader may use it."""
 
@@ -33,6 +41,18 @@ class Request(Protocol):
     @property
     def model(self) -> str | None:
         """The model that has it; None while it is prepared."""
+
+    @property
+    def lane(self) -> Lane:
+        """Its lane."""
+
+    @property
+    def arrived(self) -> float:
+        """When it came, on the engines' clock."""
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """The model that it waits for; None once that is loaded."""
 
     def end(self, code: str | None = None, message: str | None = None) -> None:
         """End it: as cancelled, or with an error code."""

@@ -28,7 +28,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.service.ask import Ask, Origin, awaits_of, namespace
 from uma_trio.service.checks import Bounds, max_tokens_for
-from uma_trio.service.directory import Directory
+from uma_trio.service.directory import Awaited, Directory
 from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
 from uma_trio.service.request_log import LogRequest, line_of
@@ -45,6 +45,7 @@ class AnswerModel(Protocol):
     bounds: Bounds
     inbox: Inbox
     telemetry: Telemetry
+    debts: dict[str, float]
 
 
 class Host(Protocol):
@@ -97,7 +98,9 @@ class Generation:
         #: Its model, once it is known.
         self.served: AnswerModel | None = None
         self._together = together
-        self._arrived = service.clock()
+        self.arrived = service.clock()
+        #: The model that it waits for, until that is loaded.
+        self.awaited: Awaited | None = None
         self.pipe = Pipe(service.playout, reader)
         self._preparing = preparing
         self._submitted = False
@@ -135,7 +138,7 @@ class Generation:
             within=tuple(within),
             credit=served.bounds.credit,
             sink=self.pipe,
-            submitted=self._arrived,
+            submitted=self.arrived,
             targets=ask.targets,
             namespace=namespace(ask, self.origin, self._together),
             keeps=ask.cache != "none",
@@ -146,6 +149,7 @@ class Generation:
             constraint=prepared.constraint,
             pieces=prepared.pieces,
             progress=ask.progress,
+            owes_s=served.debts.pop(self.origin.principal.counts_as, 0.0),
         )
 
     def was_submitted(self) -> None:
@@ -176,8 +180,8 @@ class Generation:
             completion_tokens=n_tokens,
             cached_tokens=done.cached_tokens,
             queue_s=done.queue_s,
-            ttft_s=done.at - self._arrived,
-            total_s=self._service.clock() - self._arrived,
+            ttft_s=done.at - self.arrived,
+            total_s=self._service.clock() - self.arrived,
         )
 
     def reader_was_behind(self) -> None:
@@ -219,7 +223,7 @@ class Generation:
             self._log()
 
     def _log(self) -> None:
-        total_s = self._service.clock() - self._arrived
+        total_s = self._service.clock() - self.arrived
         line = line_of(self.handle, self.origin, self.choice, self.lane, self._last, total_s)
         self._service.log_request(line)
 
@@ -261,7 +265,7 @@ class Generation:
         self._shown_at = now
 
     def _never_submitted(self, code: str | None, message: str | None) -> Finished:
-        waited = self._service.clock() - self._arrived
+        waited = self._service.clock() - self.arrived
         return Finished(
             reason="cancelled" if code is None else "error",
             text="",

@@ -51,7 +51,7 @@ class Pulse:
 
     def __init__(
         self,
-        fresh: Callable[[], Awaitable[Snapshot]],
+        fresh: Callable[[], Awaitable[object]],
         latest: Callable[[], Snapshot | None],
         outlook: Callable[[], Outlook],
         slots: int,

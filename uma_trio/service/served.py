@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from uma_trio.service.checks import (
 )
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
 from uma_trio.service.compiling import RunFor, unqueued
-from uma_trio.service.fair import RunBlocking, client_of
+from uma_trio.service.fair import Client, RunBlocking, client_of
+from uma_trio.service.holding import Uses
 from uma_trio.service.pulse import Pulse
 from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
@@ -42,6 +43,14 @@ Answer = TypeVar("Answer")
 _AGAIN_S: Final = 1.0
 _STOPPED: Final = "the model's engine has stopped; ask again when it is loaded again"
 _USE_PROMPT: Final = "send the text as `prompt` instead of `messages`"
+_UNLOADED: Final = "this model was unloaded; ask again, and it is loaded again"
+
+
+class _Retired:
+    """In place of the text of a model that is unloaded."""
+
+    def __getattr__(self, name: str) -> object:
+        raise Refusal(Code.E_LIFECYCLE_001, _UNLOADED)
 
 
 class ServedModel:
@@ -62,6 +71,7 @@ class ServedModel:
         telemetry: Telemetry,
         run_blocking: RunBlocking,
         run_compiling: RunFor | None = None,
+        defaults: Mapping[str, float] | None = None,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -71,9 +81,27 @@ class ServedModel:
         self._snapshots = snapshots = Snapshots(inbox)
         #: The load, for routers.
         self.pulse = Pulse(self.snapshot, lambda: snapshots.latest, telemetry.outlook, slots)
+        #: How tokens are chosen where a request does not say.
+        self.defaults: Mapping[str, float] = defaults or {}
+        #: What its loading cost, by who caused it (:attr:`Principal.counts_as`), until that is charged.
+        self.debts: dict[str, float] = {}
+        #: While there is one, the model is not unloaded.
+        self.uses = Uses()
         self._front_end = front_end
-        self._run_blocking = run_blocking
-        self._run_compiling = run_compiling or unqueued(run_blocking)
+        self._run_blocking = self.uses.during(run_blocking)
+        self._run_compiling = self._compiling_by(run_compiling or unqueued(run_blocking))
+
+    def _compiling_by(self, run: RunFor) -> RunFor:
+        """Return what compiles as `run` does, and uses the model meanwhile."""
+
+        async def run_using(function: Callable[[], Answer], client: Client, /) -> Answer:
+            return await self.uses.during(lambda call: run(call, client))(function)
+
+        return run_using
+
+    def retire(self) -> None:
+        """Note that its memory is about to be freed: what needs it is refused from now on."""
+        self._front_end = cast("FrontEnd", _Retired())
 
     @property
     def names(self) -> tuple[str, ...]:

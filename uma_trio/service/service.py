@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
+import trio
 from attrs import evolve
 
 from uma_protocol.errors import Code
 from uma_trio.engine.messages import EncoderKind, Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded
+from uma_trio.service import loading
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
 from uma_trio.service.directory import Directory, Request
@@ -26,12 +28,14 @@ from uma_trio.service.questions import Questions
 from uma_trio.service.request_log import LogRequest, no_log
 from uma_trio.service.served import ServedModel
 from uma_trio.service.shares import Shares
+from uma_trio.service.shelf import Shelf, ShelfEntry
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.service.thread_share import ThreadShare
 from uma_trio.service.timer import Timer
 from uma_trio.service.visibility import Running, shown_to
 from uma_trio.sockets.principal import Principal
 from uma_trio.spelling import nearest
+from uma_trio.telemetry.outlook import Outlook
 from uma_trio.words import Lane
 
 _NOT_YOURS = (
@@ -43,37 +47,9 @@ _ENCODERS: Final[Mapping[EncoderKind, tuple[str, str]]] = {
     "embed": ("--embedding-model", "vectors"),
     "rank": ("--rerank-model", "scores"),
 }
+_ONLY: Final = "this model is not in the section `models` of the settings file, and stays loaded"
+_IN_USE: Final = "requests use or wait for the model, or encoders compute beside it; end its requests first: uma-trio ps"
 _STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
-
-
-class ShelfEntry(Protocol):
-    """A configured model, loaded or not."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What requests may call it."""
-
-    @property
-    def state(self) -> str:
-        """Whether it is unloaded, loading, loaded, unloading or failed."""
-
-
-EntryT = TypeVar("EntryT", bound=ShelfEntry)
-
-
-class Shelf(Protocol[EntryT]):
-    """What loads and unloads models."""
-
-    entries: Sequence[EntryT]
-
-    def find(self, name: str) -> EntryT | None:
-        """Return the model of this name."""
-
-    async def ready(self, entry: EntryT) -> ServedModel:
-        """Return a model once it is loaded. Raises :class:`Refusal`."""
-
-    async def unload(self, entry: EntryT) -> bool:
-        """Unload a model that no request has; False if it is in use or not loaded."""
 
 
 class Service:
@@ -115,6 +91,7 @@ class Service:
         self._models: list[ServedModel] = []
         #: What loads and unloads models, where there are several.
         self.shelf: Shelf[Any] | None = None
+        self._rest = Pulse(trio.lowlevel.checkpoint, lambda: None, Outlook, 1)
         self._run_blocking = run_blocking
         self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
@@ -123,10 +100,13 @@ class Service:
 
     def add(self, served: ServedModel) -> None:
         """Serve a model from now on. The first one answers requests that name none."""
-        self._models.append(served)
+        self._models = [each for each in self._models if each.is_alive] + [served]
+        if self.shelf is not None:
+            order = [name for entry in self.shelf.entries for name in entry.names]
+            self._models.sort(key=lambda one: order.index(one.names[0]))
 
     def remove(self, served: ServedModel) -> None:
-        """Serve a model no more, unless it is the last."""
+        """Serve a model no more. The last one is shown, and refuses what needs it, until there is another."""
         if len(self._models) > 1:
             self._models.remove(served)
 
@@ -137,8 +117,9 @@ class Service:
 
     @property
     def pulse(self) -> Pulse:
-        """The load, for routers: that of the default model."""
-        return self.default.pulse
+        """The load, for routers: that of the default model, or of nothing while no model is loaded."""
+        served = self.default
+        return self._rest if self.shelf is not None and not served.is_alive else served.pulse
 
     @property
     def default(self) -> ServedModel:
@@ -150,49 +131,93 @@ class Service:
         """How many requests one model computes at once, at the most."""
         return max(served.slots for served in self._models)
 
-    async def ready(self, name: str | None) -> ServedModel:
-        """Return the model of this name, once it is loaded.
+    async def ready(
+        self,
+        name: str | None,
+        waits: Callable[[ShelfEntry], None] | None = None,
+        payer: str = "",
+    ) -> ServedModel:
+        """Return the model of this name, once it is loaded: a use of it has to begin before the next checkpoint.
+
+        `waits` is called with a model that is not loaded yet. Cancelled, it leaves a load that nobody else
+        waits for undone. `payer` is whose machine time a loading for this request is.
 
         Raises:
             Refusal: there is none of this name, or it cannot be loaded.
         """
+        shelf, entry = self.shelf, self.entry(name)
+        if shelf is None or entry is None:
+            return self.find(name)
+        if waits is not None and entry.wait:
+            waits(entry)
+        return await shelf.ready(entry, payer)
+
+    def entry(self, name: str | None) -> ShelfEntry | None:
+        """Return the configured model of this name, loaded or not; None if there is none, or only one model."""
         shelf = self.shelf
-        if (
-            name is not None
-            and shelf is not None
-            and not any(s.bounds.names(name) for s in self._models)
-        ):
-            for each in (name, name.removesuffix(_ANY_TAG)):
-                if (entry := shelf.find(each)) is not None:
-                    return await shelf.ready(entry)
-        return self.find(name)
+        if shelf is None:
+            return None
+        if name is None:
+            found: ShelfEntry = shelf.entries[0]
+            return found
+        return shelf.find(name) or shelf.find(name.removesuffix(_ANY_TAG))
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the model of this name. The only one is returned under any name.
+        """Return the loaded model of this name. The only one is returned under any name.
 
         Raises:
-            Refusal: there are several, and none has this name.
+            Refusal: there are several, and none has this name, or it is not loaded.
         """
-        if name is None or (
-            len(self._models) == 1 and (not self.shelf or len(self.shelf.entries) < 2)
-        ):
+        shelf = self.shelf
+        if name is None or (shelf is None and len(self._models) == 1):
             return self.default
         for each in (name, name.removesuffix(_ANY_TAG)):
             for served in self._models:
                 if served.bounds.names(each):
                     return served
-        names = [name for served in self._models for name in served.names]
-        further = (
-            ()
-            if self.shelf is None
-            else [e.names[0] for e in self.shelf.entries if e.state != "loaded"]
-        )
+        if (entry := self.entry(name)) is not None:
+            why = f"{entry.names[0]} is {entry.state}; a request for an answer loads it"
+            raise Refusal(Code.E_MODEL_001, why)
+        shown = [] if shelf is None else [each for each in shelf.entries if not each.hidden]
+        names = [one for served in (*self._models, *shown) for one in served.names]
+        primary = [served.bounds.model for served in self._models] if shelf is None else []
         raise Refusal(
             Code.E_MODEL_002,
             f"no model is called {name[:256]}{nearest(name, names)}; this daemon serves "
-            f"{', '.join([*(served.bounds.model for served in self._models), *further])}",
+            f"{', '.join([*primary, *(each.names[0] for each in shown)])}",
             field="model",
         )
+
+    async def load(self, name: str) -> str:
+        """Load a model, and return what it is called. Cancelled, it ends a loading that nobody else waits for.
+
+        Raises:
+            Refusal: there is none of this name, or it cannot be loaded.
+        """
+        shelf, entry = self.shelf, self.entry(name)
+        if shelf is None or entry is None:
+            return self.find(name).bounds.model
+        return (await shelf.ready(entry, by_name=True)).bounds.model
+
+    def keep(self, name: str | None, seconds: float) -> None:
+        """Keep a configured model loaded for so long behind its latest request; it may make room for others earlier."""
+        shelf, entry = self.shelf, self.entry(name)
+        if shelf is not None and entry is not None:
+            shelf.keep(entry, seconds)
+
+    async def unload(self, name: str) -> str:
+        """Unload a model that no request has, and return what it is called; one that is not loaded stays so.
+
+        Raises:
+            Refusal: there is none of this name, or it is in use, or no other model is configured.
+        """
+        shelf, entry = self.shelf, self.entry(name)
+        if shelf is None or entry is None:
+            self.find(name)  # with the nearest name
+            raise Refusal(Code.E_MODEL_003, _ONLY)
+        if entry.state in ("loading", "loaded", "draining") and not await shelf.unload(entry):
+            raise Refusal(Code.E_MODEL_003, _IN_USE)
+        return entry.names[0]
 
     def model_of(self, handle: int) -> ServedModel:
         """Return the model that has a request, or had it recently; else the default one."""
@@ -248,11 +273,15 @@ class Service:
     async def snapshots(self) -> list[Snapshot]:
         """Return how things stand in the engine of each model, not before now; the default model's first.
 
+        Behind them is one of the requests that wait for a model to be loaded, if there are any, or if none is.
+
         Raises:
             Refusal: no engine runs.
         """
         self._require_one()
-        return [await served.snapshot() for served in self._alive()]
+        found = [await served.snapshot() for served in self._alive()]
+        waiting = loading.snapshot(self.directory, self.clock())
+        return [*found, waiting] if waiting.queue or not found else found
 
     def named(self, snapshot: Snapshot) -> tuple[Running, ...]:
         """Return the requests of a snapshot that still live, with the names from their front ends."""
@@ -276,11 +305,12 @@ class Service:
         """
         self._require_one()
         found = [await served.explain(handle, ticks) for served in self._alive()]
+        found.append(loading.recorded(self.directory, self.clock(), handle))
         first = next((each for each in found if each.requests), found[0])
         if handle is not None:
             return first
         every = sorted((one for each in found for one in each.requests), key=lambda one: one.handle)
-        return first if len(found) == 1 else evolve(found[0], requests=tuple(every))
+        return evolve(found[0], requests=tuple(every))
 
     async def prefixes(
         self,
@@ -298,6 +328,8 @@ class Service:
             Refusal: no engine runs.
         """
         self._require_one()
+        if clear and self.shelf is not None:
+            self.shelf.forget(whose.owns)
         found = [
             await served.prefixes(whose, clear=clear, session=session, pin_s=pin_s)
             for served in self._alive()
@@ -315,7 +347,7 @@ class Service:
         return [served for served in self._models if served.is_alive]
 
     def _require_one(self) -> None:
-        if not self._alive():
+        if not self._alive() and self.shelf is None:
             raise Refusal(Code.E_LIFECYCLE_001, _STOPPED)
 
     def metrics(self, model: str | None = None) -> Mapping[str, Any]:

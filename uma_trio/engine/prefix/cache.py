@@ -53,7 +53,7 @@ class PrefixCache:
 
     Saved pages take at most `budget` bytes; with 0 the cache is disabled. `recount` is called after
     cells have been shared or dropped, `note` for each request with a hit, when the request can
-    continue.
+    continue. `store` has the pages of an earlier cache of the same model.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class PrefixCache:
         session_ttl_s: float = 300.0,
         copying: Copying | None = None,
         ledger: Ledger,
+        store: PageStore | None = None,
     ) -> None:
         self._backend = backend
         self._recount = recount
@@ -74,7 +75,7 @@ class PrefixCache:
         self._clock = clock
         self._limits = backend.limits
         self.on = budget > 0 and len(self._limits.leaf_ids) > 0
-        self.store = PageStore(budget, clock)
+        self.store = store or PageStore(budget, clock)
         self.leaves = Leaves(backend)
         self.ledger = ledger
         self.saving = Saving(backend, self.store, clock, self.ledger, session_ttl_s, copying)

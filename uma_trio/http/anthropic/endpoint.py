@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 from attrs import evolve
 
 from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer, Object
-from uma_trio.http.anthropic.events import Events, Form
+from uma_trio.http.anthropic.events import TELLING, Events, Form
 from uma_trio.http.anthropic.messages import choice_of, goes_on, messages_of, tools_of
 from uma_trio.http.api import Api, answered, counted
 from uma_trio.http.asking import (
@@ -92,6 +92,7 @@ class Messages(Api):
     """A conversation that is answered with a message."""
 
     prefix = "msg_"
+    telling = TELLING
     names: ClassVar = {"reasoning_budget": "thinking"}
     fields = (
         *_CONVERSATION,

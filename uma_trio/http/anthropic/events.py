@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.anthropic.errors import error_of
@@ -18,12 +18,15 @@ from uma_trio.http.blocks import (
     Opened,
     arguments_of,
 )
+from uma_trio.http.loading import EVENTS
 from uma_trio.http.streams import Encoder
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault
 from uma_trio.service.reading import Reading
 
 _PING: Final = sse.named({"type": "ping"})
+TELLING: Final = evolve(EVENTS, failure=lambda fault, name: sse.named(error_of(fault, name)))
+"""How a stream tells that its model is loaded, or cannot be."""
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # Clients send a thought back only if it is signed. It is not secret here, and nothing is checked.
 _SIGNATURE: Final = "dW1hLXRyaW8="

@@ -67,7 +67,7 @@ class Completion(Api):
     """A text that is continued."""
 
     prefix = "completion-"
-    takes_ids = True
+    takes_ids = tells_loading = True
     # What llama-server takes where nothing is said.
     defaults = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
     fields = (

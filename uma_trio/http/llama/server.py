@@ -7,12 +7,13 @@ from pathlib import PurePath
 from typing import Any
 
 import msgspec
+from attrs import evolve
 
 from uma_protocol.rules import Flag, Text
 from uma_trio import __version__
 from uma_trio.http.asking import MODEL, TEMPLATE, Anything
 from uma_trio.http.chats import messages_of
-from uma_trio.http.fields import Field, decode, honoured
+from uma_trio.http.fields import Body, Field, decode, honoured
 from uma_trio.http.intake import aside, fields_of, take
 from uma_trio.http.llama.completion import Completion
 from uma_trio.http.llama.settings import generation_settings
@@ -62,14 +63,16 @@ APPLY_TEMPLATE: tuple[Field, ...] = (
 
 async def props(exchange: Exchange, shared: Shared) -> Reply:
     """Return what clients need to know of a model, `?model=` or the default one; nothing about the machine."""
-    shared = shared.of(exchange.request.head.query.get("model"))
-    served = shared.served
+    served = shared.of(exchange.request.head.query.get("model")).served
+    with shared.using_loaded(served):
+        derived = await served.derivation()
+    own: dict[str, Any] = dict(served.defaults)
     return _json(
         {
             "default_generation_settings": {
                 "n_ctx": served.bounds.n_ctx_seq,
                 "params": generation_settings(
-                    Completion.defaults, n_predict=served.bounds.max_tokens
+                    evolve(Completion.defaults, **own), n_predict=served.bounds.max_tokens
                 )
                 | {"seed": _ANY_SEED},
             },
@@ -79,7 +82,7 @@ async def props(exchange: Exchange, shared: Shared) -> Reply:
             "model_path": PurePath(served.model.path).name,
             "modalities": {"vision": False, "audio": False},
             "chat_template": served.model.chat_template or "",
-            "chat_template_caps": _caps(await served.derivation()),
+            "chat_template_caps": _caps(derived),
             "build_info": f"uma-trio {__version__}",
             "is_sleeping": False,
         }
@@ -141,7 +144,11 @@ async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
     body = await fields_of(exchange, shared, TOKENIZE)
-    shared = await shared.ready(body.get("model"))
+    async with shared.using(body.get("model")) as shared:
+        return await _tokenized(body, shared)
+
+
+async def _tokenized(body: Body, shared: Shared) -> Reply:
     text, pieces = body.get("content"), body.get("with_pieces", False)
     most = _MAX_PIECES if pieces else shared.settings.max_prompt_bytes
     if len(text) > most or utf8_length(text) > most:
@@ -162,7 +169,11 @@ async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
     body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
-    shared = await shared.ready(body.get("model"))
+    async with shared.using(body.get("model")) as shared:
+        return await _detokenized(body, shared)
+
+
+async def _detokenized(body: Body, shared: Shared) -> Reply:
     value, served = body.get("tokens"), shared.served
     most = max(served.bounds.n_ctx_seq, shared.settings.body_values)
     if isinstance(value, list) and len(value) > most:
@@ -185,7 +196,8 @@ async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
         return chat, body.get("model")
 
     chat, named = (await take(exchange, shared, read)).value
-    return _json({"prompt": await (await shared.ready(named)).served.render(chat)})
+    async with shared.using(named) as shared:
+        return _json({"prompt": await shared.served.render(chat)})
 
 
 def _json(document: object) -> Reply:

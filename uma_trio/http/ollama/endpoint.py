@@ -12,6 +12,8 @@ from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import Anything, effort_of
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.fields import Body, honoured, ignored, refused
+from uma_trio.http.keeping import keep_alive_of
+from uma_trio.http.loading import LoadTelling
 from uma_trio.http.ollama.fields import (
     COMMON,
     DEFAULTS,
@@ -20,7 +22,7 @@ from uma_trio.http.ollama.fields import (
     required_model,
     with_options,
 )
-from uma_trio.http.ollama.lines import Form, Lines, scores
+from uma_trio.http.ollama.lines import Form, Lines, scores, telling
 from uma_trio.http.ollama.messages import goes_on, messages_of, no_images
 from uma_trio.http.shapes import word_or_schema
 from uma_trio.http.streams import WholeAnswer
@@ -44,24 +46,35 @@ async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
     return await answered(OllamaGenerate, exchange, shared)
 
 
+def _form(model: str, *, to_chat: bool) -> Form:
+    return Form(model, datetime.now(UTC).isoformat().replace("+00:00", "Z"), to_chat)
+
+
 class _Ollama(Api):
     """What both have in common. A request without a prompt asks for nothing: the model is loaded."""
 
     prefix = "ollama-"
     defaults = DEFAULTS
     names = NAMES
+    streams_by_default = True
     to_chat: ClassVar[bool]
 
     def __init__(self, body: Body, request: Request, shared: Shared) -> None:
         super().__init__(with_options(body, strict=shared.settings.strict), request, shared)
         self._required_model = required_model(body.get("model"), shared)
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        self._form = Form(self.model, now, self.to_chat)
+        self._form = _form(self.model, to_chat=self.to_chat)
 
-    @property
-    def streams(self) -> bool:
-        """Whether the answer is sent as it comes."""
-        return bool(self.body.get("stream", True))
+    @classmethod
+    def told(cls, body: Body) -> LoadTelling | None:
+        """Return how a client that reads a stream is told that its model is loaded."""
+        if super().told(body) is None:
+            return None
+        return telling(_form(body.get("model") or "", to_chat=cls.to_chat))
+
+    @classmethod
+    def needs_model(cls, body: Body) -> bool:
+        """Whether the model is to be loaded: who asks nothing and keeps it for no time wants it unloaded."""
+        return bool(body.get("messages" if cls.to_chat else "prompt")) or keep_alive_of(body) != 0
 
     def asks(self) -> Sequence[Ask]:
         """Return what is asked; nothing without a prompt."""
@@ -111,7 +124,7 @@ class _Ollama(Api):
     ) -> dict[str, Any]:
         """Return the answer as one document."""
         if not generations:
-            return self._form.loaded()
+            return self._form.loaded("load" if self.needs_model(self.body) else "unload")
         (generation,), (answer,) = generations, answers
         done = blocks_of(answer, generation.reading)
         return self._form.whole(done, answer.end, scores(answer.tokens, self.shared.served))

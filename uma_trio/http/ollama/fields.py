@@ -20,6 +20,7 @@ from uma_trio.http.asking import (
     Anything,
 )
 from uma_trio.http.fields import Body, Field, decode, honoured, ignored, refused
+from uma_trio.http.keeping import KEEP_ALIVE
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.settings import Shared
 
@@ -85,7 +86,7 @@ COMMON: Final[tuple[Field, ...]] = (
     SPECULATION,
     PACE,
     AWAITS,
-    *ignored("keep_alive", note="the model stays loaded"),
+    *KEEP_ALIVE,
     *ignored("truncate", "shift", note="a prompt that is too long is refused"),
 )
 

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.blocks import Blocks, Change, Closed, Grown, Opened, arguments_of
+from uma_trio.http.loading import LoadTelling
 from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.ollama.errors import error_of
 from uma_trio.http.streams import Encoder
@@ -18,6 +19,7 @@ from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.writing import Part, joined, written
 from uma_trio.service.generation import Generation
 from uma_trio.service.served import ServedModel
+from uma_trio.service.shelf import ShelfEntry
 
 _CONTENT_TYPE: Final = "application/x-ndjson"
 # White space before the next document. Clients decode each line, also an empty one.
@@ -38,9 +40,9 @@ class Form:
         """Return a document of the middle."""
         return {**self._about, **self._said(text, thought, calls), "done": False}
 
-    def loaded(self) -> dict[str, Any]:
-        """Return the answer to who asks nothing, so that the model is loaded."""
-        return {**self._about, **self._said(), "done": True, "done_reason": "load"}
+    def loaded(self, reason: str = "load") -> dict[str, Any]:
+        """Return the answer to who asks nothing, so that the model is loaded, or unloaded."""
+        return {**self._about, **self._said(), "done": True, "done_reason": reason}
 
     def last(self, end: Finished) -> dict[str, Any]:
         """Return the last document of a stream."""
@@ -68,6 +70,16 @@ class Form:
     @property
     def _about(self) -> dict[str, Any]:
         return {"model": self.model, "created_at": self.created_at}
+
+
+def telling(form: Form) -> LoadTelling:
+    """Return how a stream tells that its model is loaded: by documents without text, with `load_progress`."""
+
+    def loading(entry: ShelfEntry) -> bytes:
+        told = {"state": entry.wait, "progress": round(entry.progress, 3)}
+        return _line({**form.part(), "load_progress": told})
+
+    return LoadTelling(_CONTENT_TYPE, loading, lambda fault, _name: _line(error_of(fault)))
 
 
 def scores(tokens: Sequence[TokenOut], served: ServedModel) -> dict[str, Any]:

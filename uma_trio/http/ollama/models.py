@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -17,11 +17,12 @@ from uma_trio.http.asking import MODEL
 from uma_trio.http.fields import Field, honoured, ignored
 from uma_trio.http.intake import fields_of
 from uma_trio.http.ollama.fields import required_model, tagged
-from uma_trio.http.openai.models import listed
+from uma_trio.http.openai.models import listed, not_loaded, shown
 from uma_trio.http.page import is_browser, to_page
 from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
+from uma_trio.service.shelf import ShelfEntry
 
 SHOW: Final[tuple[Field, ...]] = (
     MODEL,
@@ -31,6 +32,8 @@ SHOW: Final[tuple[Field, ...]] = (
 
 # Clients ask for a least version: the one whose /api/chat, /api/generate and /api/show are these.
 _VERSION: Final = "0.12.11"
+_UNKNOWN: Final = "1970-01-01T00:00:00Z"
+_CENTURY_S: Final = 3.2e9
 _NEVER: Final = "9999-12-31T23:59:59Z"
 _MOST_CHARACTERS: Final = 256  # of a value that is told of a model
 # As llama.cpp describes the types of weights: "qwen2 1B Q4_K - Medium".
@@ -39,24 +42,34 @@ _NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 
 
 async def tags(exchange: Exchange, shared: Shared) -> Reply:
-    """List the loaded models, once under each name that the operator gave them, with a tag."""
-    named = [(each, name) for each in shared.each() for name in listed(each)]
+    """List the models, loaded ones once under each name that the operator gave them, with a tag."""
+    named = [(each, name) for each in shown(shared) for name in listed(each)]
     loaded = [_entry(name, each) for each, name in named]
-    return _json({"models": [*loaded, *_encoders(shared)]})
+    absent = [_absent(each) for each in not_loaded(shared)]
+    return _json({"models": [*loaded, *absent, *_encoders(shared)]})
 
 
 async def ps(exchange: Exchange, shared: Shared) -> Reply:
-    """List the loaded models, which are never unloaded."""
+    """List the loaded models, and until when each stays if nobody asks it."""
     return _json(
         {
             "models": [
                 _entry(each.served.bounds.model, each)
-                | {"expires_at": _NEVER, "context_length": each.served.bounds.n_ctx_seq}
-                for each in shared.each()
+                | {"expires_at": _until(each), "context_length": each.served.bounds.n_ctx_seq}
+                for each in shown(shared)
             ]
             + [one | {"expires_at": _NEVER} for one in _encoders(shared)]
         }
     )
+
+
+def _until(shared: Shared) -> str:
+    """Return when a model is unloaded, which is never unless it has a time to live."""
+    entry = shared.service.entry(shared.served.bounds.model)
+    if entry is None or entry.expires_s is None:
+        return _NEVER
+    until = datetime.now(UTC) + timedelta(seconds=min(entry.expires_s, _CENTURY_S))
+    return until.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 async def show(exchange: Exchange, shared: Shared) -> Reply:
@@ -66,7 +79,8 @@ async def show(exchange: Exchange, shared: Shared) -> Reply:
     shared = shared.of(named)
     required_model(named, shared)
     served = shared.served
-    derived = await served.derivation()
+    with shared.using_loaded(served):
+        derived = await served.derivation()
     can = ["completion"]
     if derived is not None:
         can += ["tools", "thinking"] if derived.can_reason else ["tools"]
@@ -127,6 +141,15 @@ def _encoders(shared: Shared) -> list[dict[str, Any]]:
         }
         for one in shared.service.embedders.values()
     ]
+
+
+def _absent(entry: ShelfEntry) -> dict[str, Any]:
+    """Return a configured model that is not loaded: little is known of it."""
+    name = tagged(entry.names[0])
+    digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
+    details = {**details_of({}, "", 0), "parameter_size": ""}
+    known = {"size": entry.size, "digest": digest, "details": details}
+    return {"name": name, "model": name, "modified_at": _UNKNOWN, **known}
 
 
 def _since(shared: Shared) -> str:

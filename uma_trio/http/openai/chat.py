@@ -27,6 +27,7 @@ from uma_trio.http.asking import (
 )
 from uma_trio.http.chats import messages_of
 from uma_trio.http.fields import Body, honoured
+from uma_trio.http.keeping import KEEP_ALIVE
 from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.openai.choices import Choices, Chunks
 from uma_trio.http.shapes import FIELDS as SHAPES
@@ -93,6 +94,7 @@ class ChatCompletions(Choices):
         *TOOLS,
         *URGENCY,
         *CACHE,
+        *KEEP_ALIVE,
         SPECULATION,
         PACE,
         AWAITS,

@@ -30,6 +30,7 @@ class Choices(Api):
     `kind` is what it calls an answer, `chunk` what it calls a part of one.
     """
 
+    tells_loading = True
     kind: ClassVar[str]
     chunk: ClassVar[str]
 

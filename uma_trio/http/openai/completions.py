@@ -23,6 +23,7 @@ from uma_trio.http.asking import (
     URGENCY,
 )
 from uma_trio.http.fields import Body, honoured, refused
+from uma_trio.http.keeping import KEEP_ALIVE
 from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
 from uma_trio.http.openai.choices import Choices, Chunks
 from uma_trio.http.prompts import PROMPT, with_prompts
@@ -67,6 +68,7 @@ class Completions(Choices):
         refused("suffix", "the daemon continues texts; it does not fill gaps", ""),
         *URGENCY,
         *CACHE,
+        *KEEP_ALIVE,
         SPECULATION,
         PACE,
         AWAITS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -14,27 +14,27 @@ from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.message import Exchange, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.embedding import Embedder
-from uma_trio.service.service import ShelfEntry
+from uma_trio.service.shelf import ShelfEntry
 
 NAMED: tuple[Field, ...] = (
     honoured("model", Text(1, 256, printable=True), "a name of a configured model", required=True),
 )
-_ONLY: Final = "this model is not in the section `models` of the settings file, and stays loaded"
-_IN_USE: Final = "the model answers a request, or is the default one; end its requests first"
 
 
 async def models(exchange: Exchange, shared: Shared) -> Reply:
     """List the loaded models, those that write once under each name that the operator gave them."""
-    named = [(each, name) for each in shared.each() for name in listed(each)]
+    named = [(each, name) for each in shown(shared) for name in listed(each)]
     if _is_anthropics(exchange):
         entries = [_entry(each, name) for each, name in named]
-        ends = {"first_id": named[0][1], "last_id": named[-1][1]}
+        ids: list[str | None] = [name for _, name in named]
+        ids = ids or [None]
+        ends = {"first_id": ids[0], "last_id": ids[-1]}
         return _json({"data": entries, **ends, "has_more": False})
     models = [_model(each, name) for each, name in named]
-    models += [_unloaded(one) for one in _not_loaded(shared)]
+    models += [_unloaded(one) for one in not_loaded(shared)]
     models += [_encoder(shared, one) for one in shared.service.embedders.values()]
     return _json(
-        {"object": "list", "data": models, "models": [_native(each) for each in shared.each()]}
+        {"object": "list", "data": models, "models": [_native(each) for each in shown(shared)]}
     )
 
 
@@ -52,40 +52,39 @@ async def model(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def load(exchange: Exchange, shared: Shared) -> Reply:
-    """Load a configured model; the answer comes when it is loaded."""
+    """Load a configured model; the answer comes when it is loaded. Who leaves before ends the loading for nobody else."""
     named = (await fields_of(exchange, shared, NAMED)).get("model")
-    served = (await shared.ready(named)).served
-    return _json({"success": True, "model": served.bounds.model})
+    return _json({"success": True, "model": await shared.service.load(named)})
 
 
 async def unload(exchange: Exchange, shared: Shared) -> Reply:
     """Unload a configured model that no request has; the answer comes when its memory is free."""
     named = (await fields_of(exchange, shared, NAMED)).get("model")
-    shelf = shared.service.shelf
-    entry = None if shelf is None else shelf.find(named)
-    if shelf is None or entry is None:
-        shared.of(named)  # with the nearest name
-        raise Fault(400, _ONLY, code="model_in_use", param="model")
-    if entry.state == "loaded" and not await shelf.unload(entry):
-        raise Fault(400, _IN_USE, code="model_in_use", param="model")
-    return _json({"success": True, "model": entry.names[0]})
+    return _json({"success": True, "model": await shared.service.unload(named)})
 
 
-def _not_loaded(shared: Shared) -> list[ShelfEntry]:
-    shelf = shared.service.shelf
-    return [] if shelf is None else [one for one in shelf.entries if one.state != "loaded"]
+def not_loaded(shared: Shared) -> list[ShelfEntry]:
+    """Return the configured models that are not in memory, without the hidden ones."""
+    shelf, loaded = shared.service.shelf, ("loaded", "draining")
+    every = () if shelf is None else shelf.entries
+    return [one for one in every if one.state not in loaded and not one.hidden]
 
 
 def _unloaded(entry: ShelfEntry) -> dict[str, Any]:
     """Return a configured model that is not in memory, with llama-server's word for its state."""
     state = "unloaded" if entry.state == "unloading" else entry.state
+    status: dict[str, Any] = {"value": state}
+    if state == "loading":
+        status |= {"progress": round(entry.progress, 3), "detail": entry.wait}
+    if state == "failed":
+        status |= {"failed": True, "detail": entry.wait}
     return {
         "id": entry.names[0],
         "object": "model",
         "created": 0,
         "owned_by": "uma-trio",
         "aliases": list(entry.names[1:]),
-        "status": {"value": state},
+        "status": status,
     }
 
 
@@ -111,6 +110,16 @@ def _entry(shared: Shared, name: str) -> dict[str, Any]:
         "retires_at": None,
         "line": None,
     }
+
+
+def shown(shared: Shared) -> list[Shared]:
+    """Return what is shared for each loaded model that is not hidden."""
+    found = []
+    for each in shared.each():
+        entry = each.service.entry(each.served.bounds.model)
+        if each.served.is_alive and (entry is None or not entry.hidden):
+            found.append(each)
+    return found
 
 
 def listed(shared: Shared) -> list[str]:

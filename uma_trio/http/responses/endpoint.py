@@ -30,7 +30,7 @@ from uma_trio.http.asking import (
 )
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.fields import honoured, ignored, refused
-from uma_trio.http.responses.events import Events
+from uma_trio.http.responses.events import TELLING, Events
 from uma_trio.http.responses.items import Form, Items
 from uma_trio.http.responses.messages import Tools, choice_of, messages_of, tools_of
 from uma_trio.http.shapes import format_of
@@ -70,6 +70,7 @@ class Responses(Api):
     """A conversation that is answered with items."""
 
     prefix = "resp_"
+    telling = TELLING
     names: ClassVar = {"messages": "input", "max_tokens": "max_output_tokens"}
     fields = (
         MODEL,
@@ -194,7 +195,7 @@ class Responses(Api):
         return Form(self._repeated(), items)
 
     def _repeated(self) -> dict[str, Any]:
-        body = self.body
+        body, own = self.body, self.served.defaults
         return {
             "id": self.id,
             "object": "response",
@@ -220,12 +221,14 @@ class Responses(Api):
             "safety_identifier": None,
             "service_tier": "flex" if self.is_background else "default",
             "store": False,
-            "temperature": body.get("temperature", self.defaults.temperature),
+            "temperature": body.get(
+                "temperature", own.get("temperature", self.defaults.temperature)
+            ),
             "text": {"format": {"type": "text"}, **self._text},
             "tool_choice": body.get("tool_choice", "auto"),
             "tools": [_repeated_tool(tool) for tool in body.get("tools", [])],
             "top_logprobs": body.get("top_logprobs", 0),
-            "top_p": body.get("top_p", self.defaults.top_p),
+            "top_p": body.get("top_p", own.get("top_p", self.defaults.top_p)),
             "truncation": "disabled",
             "usage": None,
             "user": None,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from attrs import evolve
+
 from uma_trio.engine.messages import Finished, PromptProgress, TokenOut
 from uma_trio.http.accounts import progress, timings, timings_until
 from uma_trio.http.blocks import Block, Blocks, Change, Closed, Grown, Opened
+from uma_trio.http.loading import EVENTS
 from uma_trio.http.responses.items import Form
 from uma_trio.http.streams import MUCH, Encoder
 from uma_trio.http.wire import sse
@@ -21,6 +24,15 @@ _CODES: Final = {
     "context_length_exceeded": "context_length_exceeded",
     "queue_full": "rate_limit_exceeded",
 }
+
+
+def _error(fault: Fault, _name: str) -> bytes:
+    error = {"code": _CODES.get(fault.code, "server_error"), "message": fault.message}
+    return sse.named({"type": "error", **error, "param": fault.param, "sequence_number": 0})
+
+
+TELLING: Final = evolve(EVENTS, failure=_error)
+"""How a stream tells that its model is loaded, or cannot be."""
 
 
 class Events(Encoder):

@@ -109,6 +109,7 @@ _SHOWN: Mapping[Code, _Shown] = MappingProxyType(
         Code.E_LIMIT_007: _Shown(400, "constraint_too_costly"),
         Code.E_MODEL_001: _Shown(503, "model_not_loaded", _SERVER, 1.0),
         Code.E_MODEL_002: _Shown(400, "unsupported_value"),
+        Code.E_MODEL_003: _Shown(400, "model_in_use"),
         Code.E_RUNTIME_001: _Shown(500, "decode_failed", _SERVER),
         Code.E_RUNTIME_002: _Shown(503, "no_memory", _SERVER, 1.0),
         Code.E_RUNTIME_003: _Shown(500, "not_finite", _SERVER, headers=_NEVER_AGAIN),

@@ -41,7 +41,7 @@ class Answering:
     ) -> None:
         self.request = request
         self.opened = False
-        self._late = late
+        self.is_late = late
         self._held: tuple[Headers, bytes] | None = (
             None  # a head that waits for the first part behind it
         )
@@ -71,12 +71,15 @@ class Answering:
         """Send the head of a stream, of which `headers` name the type, and its first part.
 
         From here on there is no other status to answer, unless the request asked for a late head: then both wait
-        for the next part, or for the first sign of life.
+        for the next part, or for the first sign of life. Of a stream that is open already only the first part is sent.
         """
         self._sign_of_life = keep_alive
+        if self.opened:  # while its model was loaded
+            self._put(self._chunk(data))
+            return
         self._held = (headers, data)
         self._said = trio.current_time()
-        if not self._late:
+        if not self.is_late:
             self._put(b"")
         self._opening.set()
 

@@ -57,6 +57,8 @@ class Exchange(Protocol):
     request: Request
     opened: bool
     """Whether the head of a stream is out, so that there is no other status to answer."""
+    is_late: bool
+    """Whether the request asked for a head that waits for the first part of the answer."""
 
     def body(self) -> AbstractContextManager[bytes]:
         """Return the body, once. Behind the block its place among all bodies is given back.

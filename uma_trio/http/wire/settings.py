@@ -7,7 +7,8 @@ import ipaddress
 import itertools
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from attrs import evolve, field, frozen
@@ -129,13 +130,25 @@ class Shared:
         """
         return evolve(self, named=self.service.find(name))
 
-    async def ready(self, name: str | None) -> Shared:
-        """Return the same for a request that names a model, once that is loaded.
+    @asynccontextmanager
+    async def using(self, name: str | None) -> AsyncIterator[Shared]:
+        """Return the same for a request that names a model, once that is loaded; it stays so until the block ends.
 
         Raises:
             Refusal: there is none of this name, or it cannot be loaded.
         """
-        return evolve(self, named=await self.service.ready(name))
+        served = await self.service.ready(name)
+        with self.using_loaded(served) as found:
+            yield found
+
+    @contextmanager
+    def using_loaded(self, served: ServedModel) -> Iterator[Shared]:
+        """Return the same for a request of a loaded model, which stays so until the block ends."""
+        end = served.uses.begin()
+        try:
+            yield evolve(self, named=served)
+        finally:
+            end()
 
     def each(self) -> tuple[Shared, ...]:
         """Return the same for each model, the default one first."""

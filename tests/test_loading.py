@@ -1,0 +1,426 @@
+"""A request whose model is loaded first: what it is told, how it is listed, and how it ends. Over HTTP and the socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, evolve
+from engine_kit import Bench
+from http_kit import HttpHouse, http_house
+from inline_kit import Wakeup, run_inline
+from net_kit import TICK_S, at_once
+from trio.testing import MockClock
+
+from uma_protocol import Eos, Error, LoadModel, Ok, UnloadModel
+from uma_trio import keeper
+from uma_trio.backend.base import ModelError
+from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.backend.needs import Estimate, Needs
+from uma_trio.config.options import Config
+from uma_trio.http.fields import Body
+from uma_trio.http.keeping import Duration, keep_alive_of
+from uma_trio.keeper import Entry, Keeper
+from uma_trio.service.checks import Bounds
+from uma_trio.service.served import ServedModel
+from uma_trio.sockets.principal import Principal
+from uma_trio.text.frontend import FrontEnd
+
+STEPS, STEP_S = 10, 0.45
+ASKED = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
+
+
+@define(eq=False)
+class LoadingHouse:
+    """A daemon with the model `fake`, and `code`, which takes 4.5 seconds to load; `error` is how that ends then."""
+
+    house: HttpHouse
+    keeper: Keeper
+    bench: Bench
+    error: Exception | None = None
+    parts: int = 0
+
+    @property
+    def code(self) -> Entry:
+        """The entry of the model that is not loaded at first."""
+        return self.keeper.entries[1]
+
+
+@asynccontextmanager
+async def loading_house(
+    monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> AsyncIterator[LoadingHouse]:
+    """Run it in virtual time; `changes` are of the configuration of `code`."""
+    async with http_house() as house, trio.open_nursery() as nursery:
+        inner = house.inner
+        backend, wakeup = FakeBackend(key=2, n_ctx=512, cost=linear_cost(TICK_S, 0.0)), Wakeup()
+        made: LoadingHouse
+
+        def deploy(entry: Entry, loaded: Any) -> Any:
+            bench = made.bench = Bench(backend, clock=trio.current_time, wake=wakeup.set)
+            served = ServedModel(
+                model=backend.model,
+                slots=4,
+                bounds=Bounds(model=entry.names[0], n_ctx_seq=512, n_vocab=backend.model.n_vocab),
+                front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
+                inbox=bench.inbox,
+                telemetry=inner.recorder,
+                run_blocking=at_once,
+                defaults=loaded.config.defaults,
+            )
+            inner.service.add(served)
+            nursery.start_soon(
+                run_inline, bench.engine, bench.inbox, wakeup, lambda: backend.last_cost_s
+            )
+            return SimpleNamespace(
+                served=served, bench=bench, as_neighbour=lambda: None, prefixes=lambda: None
+            )
+
+        async def let_go(deployment: Any) -> None:
+            deployment.bench.inbox.close()
+            wakeup.set()
+            await trio.lowlevel.checkpoint()
+
+        async def load(
+            config: Config, held: ExitStack, on_loading: Any, *_rest: Any, **_more: Any
+        ) -> Any:
+            for part in range(STEPS):
+                made.parts = part
+                on_loading(part / STEPS)
+                await trio.sleep(STEP_S)
+            if made.error is not None:
+                raise made.error
+            return SimpleNamespace(config=config)
+
+        first = Entry(Config(alias=("fake",), model_pin=True), "loaded", held=ExitStack())
+        first.deployment = SimpleNamespace(  # type: ignore[assignment]
+            served=inner.service.default, as_neighbour=lambda: None, prefixes=lambda: None
+        )
+        config = Config(alias=("code",), load="on-demand")
+        kept = Keeper([first, Entry(evolve(config, **changes))], inner.service, deploy, let_go)
+        made = LoadingHouse(house, kept, None)  # type: ignore[arg-type]
+        inner.service.shelf = kept
+        needs = Needs(4096, own=1, mapped=0, kv=0, compute=0)
+        known = Estimate(needs, needs, (needs,))
+        monkeypatch.setattr(keeper, "estimate", lambda _config: known)
+        monkeypatch.setattr(keeper, "available_memory", lambda: None)
+        monkeypatch.setattr(keeper, "load", load)
+        monkeypatch.setattr(trio.to_thread, "run_sync", run_at_once)
+        await nursery.start(kept.run)
+        yield made
+        await inner.until_idle()
+        nursery.cancel_scope.cancel()
+
+
+async def run_at_once(function: Any, *arguments: Any, **_options: Any) -> Any:
+    """Call a function without a thread, which the clock cannot see."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
+async def test_a_stream_is_told_how_far_the_loading_is(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """In comments, with a header; then the answer comes as ever."""
+    async with loading_house(monkeypatch) as daemon:
+        answer = await daemon.house.ask(
+            "POST", "/v1/completions", {**ASKED, "model": "code", "stream": True}
+        )
+        assert answer.status == 200
+        assert answer.headers["x-uma-model-state"] == "loading"
+        comments = [line for line in answer.body.decode().split("\n") if line.startswith(": ")]
+        assert comments[0] == ": model code is loading, 20%"
+        assert comments[-1] == ": model code is loading, 80%"
+        assert answer.events[-1] == "[DONE]"
+        backend = daemon.bench.backend
+        assert isinstance(backend, FakeBackend)
+        text = "".join(event["choices"][0]["text"] for event in answer.events[:-1])
+        assert text == backend.text_of(daemon.bench.expected("hello", 4))
+
+
+async def test_who_asks_for_progress_gets_events(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Ollama's clients always do: they have no comments."""
+    async with loading_house(monkeypatch) as daemon:
+        body = {**ASKED, "model": "code", "stream": True, "return_progress": True}
+        answer = await daemon.house.ask("POST", "/v1/completions", body)
+        told = [event["load_progress"] for event in answer.events[:-1] if "load_progress" in event]
+        assert [each["progress"] for each in told] == [0.2, 0.4, 0.6, 0.8]
+        await daemon.house.ask("POST", "/unload", {"model": "code"})
+        answer = await daemon.house.ask("POST", "/api/generate", {"prompt": "x", "model": "code"})
+        assert answer.lines[0]["load_progress"]["state"] == "model code is loading, 20%"
+        assert (answer.lines[0]["response"], answer.lines[0]["done"]) == ("", False)
+        assert answer.lines[-1]["done"]
+
+
+async def test_a_whole_answer_waits_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """So does a stream that asked for a late head: both have a status of their own."""
+    async with loading_house(monkeypatch) as daemon:
+        daemon.error = ModelError("the file is damaged.")
+        for more, head in (({}, {}), ({"stream": True}, {"X_UMA_Head": "first-token"})):
+            daemon.code.become("unloaded")
+            body = {**ASKED, "model": "code", **more}
+            answer = await daemon.house.ask("POST", "/v1/completions", body, **head)
+            assert answer.status == 503
+            assert "the file is damaged" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/completions", ASKED, b'data: {"error":{"message":"code cannot be loaded'),
+        ("/v1/messages", {"max_tokens": 1}, b'event: error\ndata: {"type":"error"'),
+        ("/v1/responses", {"input": "x"}, b'event: error\ndata: {"type":"error"'),
+        ("/api/generate", {"prompt": "x"}, b'\n{"error":"code cannot be loaded'),
+        ("/generate", {"prompt": "x"}, b'data: {"error":{"message":"code cannot be loaded'),
+    ],
+)
+async def test_a_stream_that_was_opened_is_told_the_failure(
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: MockClock,
+    path: str,
+    body: dict[str, Any],
+    said: bytes,
+) -> None:
+    """As each API tells errors in its streams; the connection goes on."""
+    async with loading_house(monkeypatch) as daemon:
+        daemon.error = ModelError("the file is damaged.")
+        client = daemon.house.connect()
+        messages = {"messages": [{"role": "user", "content": "x"}]} if "messages" in path else {}
+        body = {**body, **messages, "model": "code", "stream": True}
+        answer = await client.ask("POST", path, body)
+        assert answer.status == 200
+        assert said in answer.body
+        assert (await client.ask("GET", "/v1/models")).status == 200
+
+
+async def test_a_client_that_leaves_ends_the_loading(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Where nobody else waits for it: what was read so far is freed."""
+    async with loading_house(monkeypatch) as daemon:
+        clients = [daemon.house.connect() for _ in range(2)]
+        for client in clients:
+            await client.send("POST", "/v1/completions", {**ASKED, "model": "code"})
+        await trio.sleep(1.2)
+        clients[0].close()
+        await trio.sleep(1)
+        assert daemon.code.state == "loading"
+        clients[1].close()
+        await trio.sleep(1)
+        assert daemon.code.state == "unloaded"
+        assert daemon.parts < STEPS - 1
+
+
+async def test_a_request_that_waits_is_listed_and_explained(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """On both front ends, and can be ended by its handle."""
+    async with loading_house(monkeypatch) as daemon:
+        inner = daemon.house.inner
+        over_http, client = daemon.house.connect(), inner.connect()
+        await over_http.send("POST", "/v1/completions", {**ASKED, "model": "code"})
+        await client.ask(**{**ASKED, "model": "code"})
+        await trio.sleep(1.2)
+        listed = await inner.service.running()
+        waits = [one.report.waits for one in listed]
+        assert [each and each.reason for each in waits] == ["model code is loading, 20%"] * 2
+        assert {one.report.state for one in listed} == {"queued"}
+        explained = await inner.service.explain(listed[0].handle, 0)
+        assert explained.requests[0].wait == waits[0]
+        for one in listed:
+            assert inner.service.cancel(one.handle, one.origin.principal)
+        assert (await over_http.answer()).error["code"] == "cancelled"
+        assert (await client.until(Eos)).reason == "cancelled"
+        await trio.sleep(1)
+        assert daemon.code.state == "unloaded"
+
+
+async def test_models_are_listed_with_their_states(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """In llama-server's words, with how far a loading is; Ollama's list has them, too."""
+    async with loading_house(monkeypatch) as daemon:
+
+        async def states() -> list[Any]:
+            listed = (await daemon.house.ask("GET", "/v1/models")).json["data"]
+            return [one["status"]["value"] for one in listed]
+
+        assert await states() == ["loaded", "unloaded"]
+        client = daemon.house.connect()
+        await client.send("POST", "/v1/completions", {**ASKED, "model": "code"})
+        await trio.sleep(1.2)
+        assert await states() == ["loaded", "loading"]
+        listed = (await daemon.house.ask("GET", "/v1/models")).json["data"]
+        assert listed[1]["status"]["progress"] == 0.2
+        tags = (await daemon.house.ask("GET", "/api/tags")).json["models"]
+        assert [one["name"] for one in tags] == ["fake:latest", "code:latest"]
+        await client.answer()
+        assert await states() == ["loaded", "loaded"]
+
+
+async def test_a_hidden_model_answers_and_is_not_listed(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Neither before nor after it is loaded, nor in the message about an unknown name."""
+    async with loading_house(monkeypatch, model_hidden=True) as daemon:
+        for _ in range(2):
+            listed = (await daemon.house.ask("GET", "/v1/models")).json["data"]
+            assert [one["id"] for one in listed] == ["fake"]
+            answer = await daemon.house.ask("POST", "/v1/completions", {**ASKED, "model": "code"})
+            assert answer.json["model"] == "code"
+        wrong = await daemon.house.ask("POST", "/v1/completions", {**ASKED, "model": "cod"})
+        assert wrong.error["message"].endswith("this daemon serves fake")
+
+
+async def test_a_model_has_defaults_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """On both front ends; what a request says comes before them."""
+    async with loading_house(monkeypatch, defaults={"temperature": 0.25, "top_k": 7}) as daemon:
+        found: list[tuple[float, int]] = []
+        service = daemon.house.inner.service
+
+        async def look() -> None:
+            while len(found) < 3:
+                await trio.sleep(TICK_S / 4)
+                for generation in service.directory:
+                    if generation.model == "code":
+                        params = generation.ask.sampling  # type: ignore[attr-defined]
+                        if (params.temperature, params.top_k) not in found:
+                            found.append((params.temperature, params.top_k))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            ask = {"prompt": "hello", "max_tokens": 4, "model": "code"}
+            await daemon.house.ask("POST", "/v1/completions", ask)
+            await daemon.house.ask("POST", "/v1/completions", {**ask, "temperature": 0.5})
+            client = daemon.house.inner.connect()
+            await client.ask(**ask, top_k=3)
+            await client.until(Eos)
+        assert found == [(0.25, 7), (0.5, 7), (0.25, 3)]
+        props = (await daemon.house.ask("GET", "/props?model=code")).json
+        assert props["default_generation_settings"]["params"]["temperature"] == 0.25
+
+
+async def test_keep_alive_is_for_operators(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Others are told that it changes nothing."""
+    async with loading_house(monkeypatch, model_ttl_s=60.0) as daemon:
+        ask = {"prompt": "x", "model": "code", "stream": False, "keep_alive": "5m"}
+        answer = await daemon.house.ask("POST", "/api/generate", ask)
+        assert "x-uma-ignored" not in answer.headers
+        assert daemon.code.lives_s == 300.0
+        listed = (await daemon.house.ask("GET", "/api/ps")).json["models"]
+        assert [one["expires_at"][:4] == "9999" for one in listed] == [True, False]
+        daemon.house.peer = Principal(connection=0, host="127.0.0.1", uid=54321)
+        answer = await daemon.house.ask("POST", "/api/generate", {**ask, "keep_alive": -1})
+        assert answer.headers["x-uma-ignored"] == "keep_alive"
+        assert daemon.code.lives_s == 300.0
+
+
+async def test_who_asks_nothing_and_keeps_it_for_no_time_unloads(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """As Ollama's `stop` does; without keep_alive the same request loads."""
+    async with loading_house(monkeypatch) as daemon:
+        ask = {"model": "code"}
+        answer = await daemon.house.ask("POST", "/api/generate", {**ask, "stream": False})
+        assert answer.json["done_reason"] == "load"
+        assert daemon.code.state == "loaded"
+        answer = await daemon.house.ask("POST", "/api/generate", {**ask, "keep_alive": 0})
+        assert answer.json["done_reason"] == "unload"
+        await trio.sleep(0.5)
+        assert daemon.code.state == "unloaded"
+        await daemon.house.ask("POST", "/api/chat", {**ask, "keep_alive": 0})
+        assert daemon.code.state == "unloaded"
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (300, 300.0),
+        (0, 0.0),
+        (-1, float("inf")),
+        ("-1", float("inf")),
+        ("-1m", float("inf")),
+        ("10m", 600.0),
+        ("1h30m", 5400.0),
+        ("1500ms", 1.5),
+        ("42", 42.0),
+        ("soon", None),
+        ("10m!", None),
+        (True, None),
+        ([], None),
+    ],
+)
+def test_keep_alive_takes_what_ollama_takes(value: Any, seconds: float | None) -> None:
+    """A number of seconds, or a duration of Go; anything else is refused."""
+    assert (Duration().check("keep_alive", value) is None) == (seconds is not None)
+    if seconds is not None:
+        assert keep_alive_of(Body({"keep_alive": value}, ())) == seconds
+
+
+async def test_the_socket_loads_and_unloads(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Both are answered when it is done; a model in use stays, and an unknown one is refused with the nearest."""
+    async with loading_house(monkeypatch) as daemon:
+        client, other = daemon.house.inner.connect(), daemon.house.inner.connect()
+        await client.send(LoadModel("code"))
+        await client.until(Ok)
+        assert daemon.code.state == "loaded"
+        await other.ask(prompt="hello", model="code", max_tokens=100)
+        await trio.sleep(3 * TICK_S)
+        await client.send(UnloadModel("code"))
+        assert (await client.until(Error)).code == "E_MODEL_003"
+        await other.until(Eos)
+        await client.send(UnloadModel("code"))
+        await client.until(Ok)
+        assert daemon.code.state == "unloaded"
+        await client.send(LoadModel("cod"))
+        error = await client.until(Error)
+        assert (error.code, "did you mean code?" in error.message) == ("E_MODEL_002", True)
+
+
+async def test_who_asked_to_load_and_leaves_ends_it(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """As Ctrl-C in `uma-trio load` does."""
+    async with loading_house(monkeypatch) as daemon:
+        client = daemon.house.inner.connect()
+        await client.send(LoadModel("code"))
+        await trio.sleep(1.2)
+        client.close()
+        await trio.sleep(1)
+        assert daemon.code.state == "unloaded"
+
+
+async def test_a_daemon_without_a_loaded_model_is_well(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """It lists what waits, is alive for routers, and loads the first model for a request that names none."""
+    async with loading_house(monkeypatch) as daemon:
+        service = daemon.house.inner.service
+        first = daemon.keeper.entries[0]
+        assert first.deployment is not None
+        first.deployment.bench = daemon.house.inner.bench  # type: ignore[attr-defined]
+        assert await daemon.keeper.unload(first)
+        daemon.house.inner.wakeup.set()
+        assert await service.running() == ()
+        assert (await daemon.house.ask("GET", "/health")).status == 200
+        assert (await service.explain(None, 0)).requests == ()
+        assert (await daemon.house.ask("GET", "/v1/models")).json["data"][0]["status"] == {
+            "value": "unloaded"
+        }
+        answer = await daemon.house.ask("POST", "/v1/completions", ASKED)
+        assert answer.status == 200
+        assert first.state == "loaded"

@@ -1,0 +1,176 @@
+"""Loading in a real daemon: files that end llama.cpp's process, a killed trial, memory for one of two models."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from uma_trio import daemon, keeper
+from uma_trio.backend import llama_probe
+from uma_trio.config.settings import load
+from uma_trio.models import bundled_model
+
+ASK = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
+
+
+def with_a_token_twice(path: Path) -> Path:
+    """Write the bundled model with two equal tokens in its vocabulary, at which llama.cpp aborts."""
+    data = bytearray(bundled_model().read_bytes())
+    at = data.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
+    _, _, n = struct.unpack_from("<IIQ", data, at)
+    at += struct.calcsize("<IIQ")
+    first: dict[int, bytes] = {}
+    for _ in range(n):
+        (length,) = struct.unpack_from("<Q", data, at)
+        at += 8
+        token = bytes(data[at : at + length])
+        if length > 4 and first.setdefault(length, token) != token:
+            data[at : at + length] = first[length]
+            path.write_bytes(data)
+            return path
+        at += length
+    raise AssertionError("no two tokens of one length")
+
+
+def cut(path: Path) -> Path:
+    """Write the beginning of the bundled model."""
+    whole = bundled_model().read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+async def asked(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    """Ask a daemon over HTTP; return the status and the document."""
+
+    def ask() -> tuple[int, Any]:
+        with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    return await trio.to_thread.run_sync(ask)
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, models: str) -> AsyncIterator[int]:
+    """Serve the models of this section; return the HTTP port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = tmp_path / "uma.yaml"
+    settings.write_text(f"models:\n{models}")
+    flags = {"config": str(settings), "socket": str(tmp_path / "s"), "policy": "baseline"}
+    config = load({**flags, "http": f"127.0.0.1:{port}", "n_ctx": "512"}, {})
+    ready = trio.Event()
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(daemon.serve, config, on_ready=lambda _info: ready.set()))
+            await ready.wait()
+            yield port
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("damage", [with_a_token_twice, cut])
+async def test_a_file_that_ends_llama_cpp_ends_its_own_request_only(
+    tmp_path: Path, damage: Callable[[Path], Path]
+) -> None:
+    """It is tried in a child: a stream of another model goes on, and the asker gets 503 with the reason."""
+    bad = damage(tmp_path / "bad.gguf")
+    models = f"  one: {bundled_model()}\n  bad: {{model: {bad}, load: on-demand}}\n"
+    async with served(tmp_path, models) as port, trio.open_nursery() as nursery:
+        found: list[tuple[int, Any]] = []
+
+        async def stream() -> None:
+            body = {**ASK, "max_tokens": 200, "ignore_eos": True}
+            found.append(await asked(port, "POST", "/v1/completions", body))
+
+        nursery.start_soon(stream)
+        status, answer = await asked(port, "POST", "/v1/completions", {**ASK, "model": "bad"})
+        assert (status, answer["error"]["code"]) == (503, "model_not_loaded")
+        assert "bad cannot be loaded" in answer["error"]["message"]
+    (status, answer) = found[0]
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 200)
+
+
+async def test_a_trial_that_is_killed_ends_its_own_request_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel does where memory is short."""
+    real = llama_probe.subprocess.run
+
+    def killed(command: list[str], **options: Any) -> Any:
+        script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+        return real([command[0], "-c", script], **options)
+
+    models = f"  one: {bundled_model()}\n  two: {{model: {bundled_model()}, load: on-demand}}\n"
+    async with served(tmp_path, models) as port:
+        with monkeypatch.context() as patch:
+            patch.setattr(llama_probe.subprocess, "run", killed)
+            status, _ = await asked(port, "POST", "/v1/completions", {**ASK, "model": "two"})
+        assert status == 503
+        assert (await asked(port, "POST", "/v1/completions", ASK))[0] == 200
+
+
+async def test_two_models_on_memory_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four clients ask A B A B: nothing is cut off, at most three loads, and a prompt of before is still cached."""
+    loads: list[str] = []
+    real = keeper.load
+
+    async def counted(config: Any, *rest: Any, **more: Any) -> Any:
+        made = await real(config, *rest, **more)
+        loads.append(config.alias[0])
+        return made
+
+    monkeypatch.setattr(keeper, "load", counted)
+    models = f"  a: {bundled_model()}\n  b: {{model: {bundled_model()}, load: on-demand}}\n"
+    prompt = "Once upon a time there was a fox. " * 12
+    async with served(tmp_path, models) as port:
+
+        def room() -> int:
+            return 0 if resident() else 1 << 40
+
+        def resident() -> bool:
+            import gc
+
+            return any(
+                isinstance(each, keeper.Entry) and each.deployment is not None
+                for each in gc.get_objects()
+            )
+
+        monkeypatch.setattr(keeper, "available_memory", room)
+        answers: list[tuple[int, Any]] = []
+
+        async def client(names: str) -> None:
+            for name in names:
+                body = {
+                    **ASK,
+                    "model": name,
+                    "prompt": prompt,
+                    "max_tokens": 12,
+                    "ignore_eos": True,
+                }
+                answers.append(await asked(port, "POST", "/v1/completions", body))
+
+        async with trio.open_nursery() as nursery:
+            for names in ("ab", "ba", "ab", "ba"):
+                nursery.start_soon(client, names)
+        assert [status for status, _ in answers] == [200] * 8
+        assert {answer["usage"]["completion_tokens"] for _, answer in answers} == {12}
+        assert len(loads) <= 3
+        assert (await asked(port, "POST", "/models/unload", {"model": loads[-1]}))[0] == 200
+        body = {**ASK, "model": "a", "prompt": prompt}
+        _, answer = await asked(port, "POST", "/v1/completions", body)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64

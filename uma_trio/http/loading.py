@@ -1,0 +1,158 @@
+"""A request whose model is loaded first: who asked for a stream is told how far that is.
+
+The stream is opened when the loading has lasted for :data:`SHOWN_AFTER_S`. What fails then cannot have a status of its own any
+more, and is told as an event, as far as no part of an answer is out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+from attrs import evolve, frozen
+
+from uma_trio.http.wire import sse
+from uma_trio.http.wire.errors import Fault, fault_of, fault_of_refusal
+from uma_trio.http.wire.message import Exchange
+from uma_trio.http.wire.settings import Shared
+from uma_trio.service.ask import Origin, Refusal
+from uma_trio.service.loading import WaitsForModel
+from uma_trio.service.served import ServedModel
+from uma_trio.service.shelf import ShelfEntry
+from uma_trio.words import Lane
+
+SHOWN_AFTER_S: Final = 1.0
+"""What fails at once still has a status: a file is tried before its loading begins."""
+_AGAIN_S: Final = 1.0
+_STATE: Final = "X-UMA-Model-State"
+
+
+class ToldInStream(Exception):
+    """The client was told in its stream why there is no answer."""
+
+
+@frozen
+class LoadTelling:
+    """How an API writes, in a stream of type `content_type`, that its model is loaded, and that there is no answer.
+
+    `failure` gets the id of the request, too.
+    """
+
+    content_type: str
+    loading: Callable[[ShelfEntry], bytes]
+    failure: Callable[[Fault, str], bytes]
+
+
+def comment(entry: ShelfEntry) -> bytes:
+    """Return how far the loading is as a comment, which every client of server-sent events skips."""
+    return b": %b\n\n" % " ".join(entry.wait.split()).encode()
+
+
+def as_data(entry: ShelfEntry) -> bytes:
+    """Return how far the loading is as an event, for who asked for progress."""
+    told = {"model": entry.names[0], "state": entry.wait, "progress": round(entry.progress, 3)}
+    return comment(entry) + sse.event({"choices": [], "load_progress": told})
+
+
+def _failed(fault: Fault, _request_id: str) -> bytes:
+    return sse.event(fault.member())
+
+
+EVENTS: Final = LoadTelling(sse.CONTENT_TYPE, comment, _failed)
+"""As OpenAI's API writes streams, and most others."""
+
+
+@asynccontextmanager
+async def model_for(
+    exchange: Exchange,
+    shared: Shared,
+    name: str | None,
+    origin: Origin,
+    lane: Lane,
+    telling: LoadTelling | None,
+) -> AsyncIterator[Shared]:
+    """Return `shared` for the model of this name once that is loaded; it stays so until the block ends.
+
+    With a `telling` the client is told meanwhile. Where it was, and there is no model, or the block raises before an
+    answer has begun, the stream ends with the fault.
+
+    Raises:
+        Refusal: there is none of this name, or it cannot be loaded.
+        Fault: the request was ended while it waited.
+        ToldInStream: one of these was told in the stream.
+    """
+    try:
+        served, end = await _loaded(exchange, shared, name, origin, lane, telling)
+        try:
+            yield evolve(shared, named=served)
+        finally:
+            end()
+    except (Fault, Refusal) as error:
+        if telling is None or not exchange.opened:
+            raise
+        fault = fault_of_refusal(error) if isinstance(error, Refusal) else error
+        await exchange.close(telling.failure(fault, origin.name or ""))
+        raise ToldInStream from error
+
+
+async def _loaded(
+    exchange: Exchange,
+    shared: Shared,
+    name: str | None,
+    origin: Origin,
+    lane: Lane,
+    telling: LoadTelling | None,
+) -> tuple[ServedModel, Callable[[], None]]:
+    """Return the model once it is loaded, and what ends the use of it. Raises as :func:`model_for`."""
+    service = shared.service
+    entry = service.entry(name)
+    if entry is None or not entry.wait:
+        served = await service.ready(name)
+        return served, served.uses.begin()
+    waiting = WaitsForModel(service.new_handle(), origin, lane, entry, service.clock())
+    service.directory.add(waiting)
+    refused: Refusal | None = None
+    uses: list[Callable[[], None]] = []
+    try:
+        with waiting.scope:
+            async with trio.open_nursery() as nursery:
+                if telling is not None and not exchange.is_late:
+                    nursery.start_soon(_tell, exchange, entry, telling)
+                try:
+                    served = await service.ready(name, payer=origin.principal.counts_as)
+                    uses.append(served.uses.begin())
+                except Refusal as refusal:
+                    refused = refusal
+                nursery.cancel_scope.cancel()
+    finally:
+        service.directory.remove(waiting)
+    if waiting.ended is not None:
+        for end in uses:
+            end()
+        raise _ended(*waiting.ended)
+    if refused is not None:
+        raise refused
+    return served, uses[0]
+
+
+def _ended(code: str | None, message: str | None) -> Fault:
+    if code is None:
+        return Fault(499, "the request was cancelled", code="cancelled", kind="server_error")
+    return fault_of(code, message or "the request failed")
+
+
+async def _tell(exchange: Exchange, entry: ShelfEntry, telling: LoadTelling) -> None:
+    """Say how far it is, each time that it has changed."""
+    await trio.sleep(SHOWN_AFTER_S)
+    told = ""
+    while True:
+        if entry.is_tried and entry.wait != told:
+            told, data = entry.wait, telling.loading(entry)
+            if not exchange.opened:
+                headers = (("Content-Type", telling.content_type), (_STATE, "loading"))
+                exchange.open(headers, lambda: telling.loading(entry), data)
+            elif not exchange.send(data):
+                await exchange.sent()
+        await trio.sleep(_AGAIN_S)

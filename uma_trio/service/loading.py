@@ -1,0 +1,90 @@
+"""Requests that wait until their model is loaded: listed, explained and ended like those that an engine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import trio
+
+from uma_trio.engine.messages import SequenceReport, Snapshot
+from uma_trio.engine.records import CellReport, Recorded, RequestRecord, Wait
+from uma_trio.service.ask import Origin
+from uma_trio.service.directory import Awaited, Directory, Request
+from uma_trio.words import Lane
+
+_MOST: Final = 256  # described at once, as many as an engine describes
+
+
+class WaitsForModel:
+    """A request of a front end that needs its model before it knows what is asked. It is in the directory meanwhile.
+
+    :meth:`end` cancels `scope`, in which the front end has to wait; `ended` has the code and the message then.
+    """
+
+    model = None
+    choice = 0
+
+    def __init__(
+        self, handle: int, origin: Origin, lane: Lane, awaited: Awaited, arrived: float
+    ) -> None:
+        self.handle, self.origin, self.lane = handle, origin, lane
+        self.awaited: Awaited | None = awaited
+        self.arrived = arrived
+        self.scope = trio.CancelScope()
+        self.ended: tuple[str | None, str | None] | None = None
+
+    def end(self, code: str | None = None, message: str | None = None) -> None:
+        """End it: as cancelled, or with an error code."""
+        self.ended = self.ended or (code, message)
+        self.scope.cancel()
+
+    def move_to(self, lane: Lane) -> None:
+        """Show it in a lane; the request says itself in which it is computed."""
+        self.lane = lane
+
+
+def snapshot(directory: Directory, now: float) -> Snapshot:
+    """Return the requests that wait for a model as an engine describes those of its queue."""
+    every = list(_waiting(directory))
+    return Snapshot(
+        at=now,
+        tick=-1,
+        running=(),
+        queue=tuple(_report(request, wait, now) for request, wait in every[:_MOST]),
+        waiting=len(every),
+        ticks=(),
+        cells=CellReport(0, 0, 0),
+    )
+
+
+def recorded(directory: Directory, now: float, handle: int | None) -> Recorded:
+    """Return the records of the requests that wait for a model, or of one of them."""
+    found = [
+        RequestRecord(
+            handle=request.handle,
+            lane=request.lane,
+            state="queued",
+            prompt_tokens=0,
+            completion_tokens=0,
+            submitted=request.arrived,
+            queue_reason=wait,
+            wait=Wait(wait),
+        )
+        for request, wait in _waiting(directory)
+        if handle is None or request.handle == handle
+    ]
+    return Recorded(now, tuple(found[:_MOST]), ())
+
+
+def _waiting(directory: Directory) -> Iterator[tuple[Request, str]]:
+    for request in directory:
+        if request.awaited is not None and (wait := request.awaited.wait):
+            yield request, wait
+
+
+def _report(request: Request, wait: str, now: float) -> SequenceReport:
+    age_s = now - request.arrived
+    return SequenceReport(
+        request.handle, "queued", request.lane, 0, 0, 0, 0.0, age_s, waits=Wait(wait)
+    )
