@@ -122,6 +122,8 @@ def test_tool_calls_and_names_of_models_are_text(browser: Any, slow: str) -> Non
         page.keyboard.press("Tab")
         page.goto(f"{slow}/ui/#/batch")
         expect(page.locator("#models")).to_contain_text("<script>")
+        with page.expect_request(lambda request: "model=%3Cimg" in request.url):
+            page.locator("#models button").click()
         assert page.locator("main img, main script").count() == 0
         assert page.title() == "Batch · uma-trio"
 

@@ -502,13 +502,13 @@ function showBusy() {
 	const yes = Boolean(talk.run);
 	$("send").hidden = yes;
 	$("stop").hidden = !yes;
-	$("log").setAttribute("aria-busy", String(yes));
+	$("log").ariaBusy = yes;
 	if (yes) $("heard").textContent = "Answering.";
 }
 
 function showModels() {
 	const sizeOf = (one) => [one.meta?.size && bytes(one.meta.size), one.meta?.n_ctx && `${count(one.meta.n_ctx)} tokens of context`].filter(Boolean).join(", ");
-	$("models").replaceChildren(...models.map((one) => el("li", el("b", one.id), ` ${one.writes ? "" : "vectors or scores, "}${one.state}`, el("div.hint", one.status?.detail ?? sizeOf(one)))));
+	$("models").replaceChildren(...models.map((one) => el("li", one.writes ? button(one.id, () => watchModel(one.id), { "aria-pressed": one.id === (watched || hello?.model) }) : el("b", one.id), ` ${one.writes ? "" : "vectors or scores, "}${one.state}`, el("div.hint", one.status?.detail ?? sizeOf(one)))));
 	const writing = models.filter((one) => one.writes);
 	const chosen = writing.some((one) => one.id === talk.model) ? talk.model : writing[0]?.id ?? "";
 	const now = writing.map((one) => `${one.id} ${one.state}`).join("\n") + chosen;
@@ -526,7 +526,7 @@ function grow() {
 	box.style.height = "auto";
 	box.style.height = `${Math.min(box.scrollHeight + 2, innerHeight * 0.4)}px`;
 }
-function closeSide() { $("side").classList.remove("open"); $("menu").setAttribute("aria-expanded", "false"); }
+function closeSide() { $("side").classList.remove("open"); $("menu").ariaExpanded = false; }
 
 function exportAll() {
 	const link = el("a", { href: URL.createObjectURL(new Blob([JSON.stringify(talks, kept, 1)], { type: "application/json" })), download: "conversations.json" });
@@ -554,7 +554,7 @@ async function watch() {
 	learnModels().catch(() => {});
 	while (watching === mine) {
 		try {
-			const answered = await ask("/events?ticks=1", { signal: mine.signal, more: lastId ? { "Last-Event-ID": lastId } : {} });
+			const answered = await ask(`/events?ticks=1${watched && `&model=${encodeURIComponent(watched)}`}`, { signal: mine.signal, more: lastId ? { "Last-Event-ID": lastId } : {} });
 			there(true);
 			for await (const { data, id } of eventsOf(answered)) {
 				lastId = id || lastId;
@@ -570,10 +570,21 @@ async function watch() {
 	}
 }
 
+let watched = ""; // whose ticks are shown
+function forget() { ticks = []; since.clear(); unread.clear(); lastId = ""; }
+function watchModel(id) {
+	watched = id;
+	forget();
+	watching?.abort();
+	watching = null;
+	watch();
+}
+
 function take(told) {
 	if (told.type === "hello") {
-		if (hello && hello.daemon !== told.daemon) { ticks = []; since.clear(); unread.clear(); lastId = ""; }
+		if (hello && hello.daemon !== told.daemon) forget();
 		hello = told;
+		showModels();
 		return;
 	}
 	Object.assign(view, told);
@@ -722,7 +733,7 @@ function pause() {
 }
 function showPause() {
 	$("pause").textContent = held ? "Go on" : "Pause";
-	$("pause").setAttribute("aria-pressed", String(Boolean(held)));
+	$("pause").ariaPressed = Boolean(held);
 }
 
 function showTable() {
@@ -768,7 +779,7 @@ function showRequests() {
 			if (one.request) row.cells[0].append(button(one.request, () => explain(one.request), { "aria-label": `Explain request ${one.request}` }));
 			const mark = el("i.dot");
 			mark.style.background = one.request ? colourOf(one.app ?? "-") : "";
-			row.cells[1].append(mark, one.app ?? "-");
+			row.cells[1].append(mark, one.app ?? "-", models.length > 1 && one.model ? `, ${one.model}` : "");
 			rows.set(key, row);
 			table.tBodies[0].append(row);
 		}
@@ -818,17 +829,17 @@ function route() {
 	const batch = location.hash === "#/batch";
 	$("chat").hidden = batch;
 	$("batch").hidden = !batch;
-	for (const [id, on] of [["to-chat", !batch], ["to-batch", batch]])
-		if (on) $(id).setAttribute("aria-current", "page"); else $(id).removeAttribute("aria-current");
+	$("to-chat").ariaCurrent = batch ? null : "page";
+	$("to-batch").ariaCurrent = batch ? "page" : null;
 	$("menu").hidden = batch;
 	document.title = batch ? "Batch · uma-trio" : "uma-trio";
 	watch();
 }
 
 let before = "";
+const to = (name) => { location.hash = `#/${name}`; };
 const KEYS = {
-	"gc": () => { location.hash = "#/chat"; }, "gb": () => { location.hash = "#/batch"; },
-	"/": () => { location.hash = "#/chat"; $("say").focus(); }, "n": () => { location.hash = "#/chat"; $("new-chat").click(); $("say").focus(); },
+	"gc": () => to("chat"), "gb": () => to("batch"), "/": () => { to("chat"); $("say").focus(); }, "n": () => { to("chat"); $("new-chat").click(); $("say").focus(); },
 	"?": () => $("show-keys").click(), "p": () => { if (!$("batch").hidden) $("pause").click(); },
 };
 function onKey(event) {
@@ -859,12 +870,12 @@ function start() {
 	});
 	on("show-settings", "click", () => {
 		const open = ($("settings").hidden = !$("settings").hidden);
-		$("show-settings").setAttribute("aria-expanded", String(!open));
+		$("show-settings").ariaExpanded = !open;
 	});
 	on("settings", "submit", (event) => event.preventDefault());
 	for (const name of FIELDS) $(name).addEventListener("change", () => { if ($(name).reportValidity()) { talk.said[name] = $(name).value; save(); } });
 	on("model", "change", () => { talk.model = $("model").value; showModels(); save(); });
-	on("menu", "click", () => $("menu").setAttribute("aria-expanded", String($("side").classList.toggle("open"))));
+	on("menu", "click", () => ($("menu").ariaExpanded = $("side").classList.toggle("open")));
 	on("log", "scroll", () => { stays = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 40; });
 	on("log", "click", closeSide);
 	on("key-form", "submit", () => { sessionStorage.setItem("uma.key", $("key").value.trim()); $("key").value = ""; learnModels().catch(() => {}); });
