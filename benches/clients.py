@@ -66,8 +66,8 @@ class Job:
     """One request of fixed length, greedy unless it is to be `sampled`.
 
     `priority` is the daemon's lane; a server without lanes gets none. With `progress`, a server
-    that can is asked to say how much of the prompt it has computed. `speculation`, `cache` and
-    `awaits` are the daemon's fields.
+    that can is asked to say how much of the prompt it has computed. `speculation`, `cache`, `awaits`
+    and `model` are the daemon's fields.
     """
 
     id: str
@@ -79,6 +79,7 @@ class Job:
     speculation: str | None = None
     cache: str | None = None
     awaits: str | None = None
+    model: str | None = None
 
     @property
     def choosing(self) -> dict[str, float]:
@@ -157,7 +158,7 @@ class FramedWire:
 
     def request(self, job: Job) -> bytes:
         """Return one `generate` frame."""
-        names = ("priority", "speculation", "cache", "awaits")
+        names = ("priority", "speculation", "cache", "awaits", "model")
         fields = {name: getattr(job, name) for name in names}
         return frame(
             {

@@ -43,8 +43,9 @@ class Machine(FakeBackend):
         n_batch: int = 512,
         noise: Callable[[], float] = lambda: 1.0,
         n_slots: int = 17,
+        parts: int = 1,
     ) -> None:
-        super().__init__(n_ctx=4096, n_slots=n_slots, n_batch=n_batch)
+        super().__init__(n_ctx=4096, n_slots=n_slots, n_batch=n_batch, parts=parts)
         self.truth, self.clock, self.noise = truth, clock, noise
         self.eager_s = self.captures_s = 0.0
         self.shapes = [(0, 0), (0, 0)]
@@ -76,8 +77,12 @@ class Machine(FakeBackend):
         self.shapes.append(work.shape)
         self.took.append(seconds)
 
+        def part() -> None:
+            self.clock.now += seconds / self.parts
+
         def first() -> None:
             while_computing()
-            self.clock.now += seconds
+            part()
 
+        self.part = part
         return super().decode(n_tokens, first)

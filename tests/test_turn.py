@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from attrs import evolve
 from encoder_kit import FakeEncoder
 from engine_kit import Doze, Sink
 from machine_kit import Clock, Machine
 
-from uma_trio.backend.base import IntArray
+from uma_trio.backend.base import BackendDied, IntArray, Overlap, nothing
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
@@ -21,7 +22,7 @@ from uma_trio.engine.messages import Encode, Explain, SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.records import Recorded, Wait
-from uma_trio.engine.turn import CAREFUL, EARLY_S, TickClaim, chosen, free_s
+from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim, chosen, free_s
 from uma_trio.engine.waits import wait_of
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
@@ -84,22 +85,39 @@ STEP_S = 0.040
 
 
 class Streams:
-    """Engines in virtual time, and the time of each token of each stream."""
+    """Engines in virtual time, and the time of each token of each stream.
 
-    def __init__(self, n: int, cost: CostModel = COST) -> None:
+    The ticks of the last one take `slower` times as long, and have so many `parts`.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        truth: CostModel = COST,
+        *,
+        slower: float = 1.0,
+        parts: int = 1,
+        drafts: bool = False,
+    ) -> None:
         self.clock = Clock()
         bell = Doze(self._sleeps)
         self.compute = ComputeTask(bell, self.clock, self._died)
         self.engines, self.machines, self.encodings = [], [], list[Encodings]()
-        for _ in range(n):
-            machine = Machine(cost, self.clock)
+        self.deaths: list[Exception] = []
+        self.raises = True  # what an engine raised
+        for index in range(n):
+            cost = truth.times(slower) if index == n - 1 else truth
+            machine = Machine(cost, self.clock, parts=parts if index == n - 1 else 1)
+            machine.limits = evolve(machine.limits, n_rows=40)  # some are for drafts
             encodings = Encodings(FakeEncoder(), lambda call: call(), self.clock)
             self.encodings.append(encodings)
             engine = Engine(
                 *(machine, deadline, Inbox(99, bell=bell), Outlet(lambda deliver: deliver())),
                 *(Metrics(), self.clock),
                 settings=EngineSettings(
-                    cost=cost, contract=Contract(reading_pace_s=STEP_S), drafts=False
+                    cost=cost,
+                    contract=Contract(reading_pace_s=STEP_S, paid_drafts=drafts),
+                    drafts=drafts,
                 ),
                 encoders={"embed": encodings},
             )
@@ -126,6 +144,8 @@ class Streams:
     def run(self) -> None:
         """Compute until nothing is left to do."""
         self.compute.run()
+        if self.deaths and self.raises:
+            raise self.deaths[0]
 
     def _sleeps(self, seconds: float | None) -> bool:
         if any(e.registry.running or e.registry.waiting for e in self.engines):
@@ -135,7 +155,8 @@ class Streams:
         return True
 
     def _died(self, engine: Engine, error: Exception) -> None:
-        raise error
+        self.deaths.append(error)
+        engine.fail_all("E_RUNTIME_004", str(error))
 
 
 class Timed(Sink):
@@ -183,6 +204,18 @@ def test_a_reader_on_each_of_two_models_keeps_its_step() -> None:
     streams.run()
     assert max(one.gaps + two.gaps) <= STEP_S
     assert len(one.tokens) == len(two.tokens) == 60
+
+
+def test_drafts_of_one_model_do_not_take_the_time_of_another_models_readers() -> None:
+    """Both texts repeat themselves, and a tick with all guesses would take 40 ms."""
+    truth = CostModel(Staircase((1, 16), (0.010, 0.014)), Staircase((1, 16), (0.0, 0.026)))
+    streams = Streams(2, truth, drafts=True)
+    for machine in streams.machines:
+        machine.favourite = machine._choice = lambda _history: 97  # type: ignore[method-assign]
+    one, two = streams.ask(0, 8, 200), streams.ask(1, 8, 200)
+    streams.run()
+    assert min(max(machine.sizes[5:20]) for machine in streams.machines) > 1
+    assert max(one.gaps[:150] + two.gaps[:150]) <= STEP_S + EARLY_S
 
 
 def test_two_models_without_readers_share_the_machine() -> None:
@@ -266,3 +299,102 @@ def test_an_answer_is_the_same_beside_another_model() -> None:
     beside.ask(1, 8, 100)
     beside.run()
     assert found.tokens == expected.tokens
+
+
+def test_a_request_that_waits_for_its_cells_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are restored between ticks, so that a tick has to be asked for."""
+    engine = Streams(2).engines[0]
+    assert not engine.claim(0.0).works
+    monkeypatch.setattr(type(engine.cells), "held", property(lambda _cells: {1}))
+    assert engine.claim(0.0).works
+
+
+# --- ticks that pause ---
+
+PARTS = 25
+
+
+def test_a_reader_keeps_its_step_beside_ticks_that_are_longer_than_it() -> None:
+    """One token of the other model takes 100 ms: the reader's ticks are computed in pauses of that."""
+    streams = Streams(2, slower=10.0, parts=PARTS)
+    reader = streams.ask(0, 8, 300)
+    other = streams.ask(1, 60, 8, "background")
+    streams.run()
+    assert len(reader.tokens) == 300
+    assert len(other.tokens) == 8
+    assert other.times[-1] < reader.times[-1]
+    assert max(reader.gaps) <= STEP_S + PART_S
+
+
+def test_a_tick_that_pauses_is_not_cut_for_readers_beyond_its_parts() -> None:
+    """Small batches would not make it shorter, and compute a prompt more slowly."""
+    streams = Streams(2, slower=10.0, parts=PARTS)
+    streams.ask(0, 8, 300)
+    streams.ask(1, 60, 8, "background")
+    streams.run()
+    assert max(streams.machines[1].sizes) >= 16
+
+
+def test_what_passes_in_pauses_is_no_part_of_a_ticks_time() -> None:
+    """Neither the model that pauses nor the one that is computed meanwhile is predicted slower."""
+    streams = Streams(2, slower=10.0, parts=PARTS)
+    streams.ask(0, 8, 300)
+    streams.ask(1, 60, 20, "background")
+    streams.run()
+    for engine in streams.engines:
+        cost = engine.memory.cost
+        assert cost is not None
+        assert cost.scale == pytest.approx(1.0, rel=0.05)
+
+
+def test_an_answer_in_pauses_is_the_same() -> None:
+    """Whoever is computed meanwhile."""
+    alone = Streams(1, slower=10.0, parts=PARTS)
+    expected = alone.ask(0, 60, 20)
+    alone.run()
+    beside = Streams(2, slower=10.0, parts=PARTS)
+    beside.ask(0, 8, 100)
+    found = beside.ask(1, 60, 20)
+    beside.run()
+    assert found.tokens == expected.tokens
+
+
+def test_a_tick_ends_however_little_time_readers_leave() -> None:
+    """A reader whose own ticks fill its step gets no more than all but the floor of the machine."""
+    streams = Streams(2, slower=10.0, parts=PARTS)
+    streams.machines[0].truth = COST.times(4.5)
+    reader = streams.ask(0, 8, 200)
+    other = streams.ask(1, 8, 2, "background")
+    streams.run()
+    assert len(other.tokens) == 2
+    assert other.times[-1] < reader.times[-1]
+
+
+def test_an_engine_that_raises_in_a_pause_ends_alone() -> None:
+    """The tick that is paused goes on."""
+    streams = Streams(2, slower=10.0, parts=PARTS)
+    streams.raises = False
+    streams.ask(0, 8, 100)
+    other = streams.ask(1, 60, 8, "background")
+    machine, decode = streams.machines[0], streams.machines[0].decode
+
+    def broken(n_tokens: int, while_computing: Overlap = nothing) -> int:
+        if streams.machines[1].decodes and len(machine.took) > 20:
+            raise BackendDied("it broke")
+        return decode(n_tokens, while_computing)
+
+    machine.decode = broken  # type: ignore[method-assign]
+    streams.run()
+    assert [str(each) for each in streams.deaths] == ["it broke"]
+    assert len(other.tokens) == 8
+
+
+def test_two_readers_of_models_that_pause_both_go_on() -> None:
+    """A tick within a pause may pause, too; whose tick is paused is not computed again."""
+    streams = Streams(2, slower=3.0, parts=PARTS)
+    streams.machines[0].parts = PARTS
+    streams.engines[0]._planner._longest_part = 1 / PARTS
+    one, two = streams.ask(0, 8, 60), streams.ask(1, 8, 60)
+    streams.run()
+    assert len(one.tokens) == len(two.tokens) == 60
+    assert max(one.gaps) <= 2 * STEP_S

@@ -153,8 +153,8 @@ async def serve(
         table = held.enter_context(scorecard_file(config))
         loading = _both(supervisor.loading, on_progress)
         measuring = _both(supervisor.measuring, on_measuring)
-        read = partial(load_backend, beside_another=fronts is None)
         entries, loaded = [Entry(each) for each in config.each()], []
+        read = partial(load_backend, beside_another=fronts is None, several=len(entries) > 1)
         held.callback(_close_all, entries)
         for index, entry in enumerate(entries):
             if index and entry.config.load != "start":

@@ -345,7 +345,7 @@ class Keeper:
                 held,
                 partial(entry.show, "is loading"),
                 partial(entry.show, "is measured"),
-                read=partial(load_backend, measures=neighbour is None),
+                read=partial(load_backend, several=True, measures=neighbour is None),
                 beside=neighbour,
             )
             entry.deployment, entry.held = self._deploy(entry, loaded), held

@@ -64,12 +64,14 @@ def load_backend(
     *,
     beside_another: bool = False,
     measures: bool = True,
+    several: bool = False,
 ) -> Backend:
     """Load the model. Raises :class:`ModelError`; takes as long as the disk does.
 
     `beside_another`: a daemon with the model serves until this one takes its place. Its needs are summed up before: also
     if they may be more than what is free. Without `measures` how
     attention is computed best is recalled, or else assumed: that would take the machine from other models' readers.
+    `several`: other models may be loaded beside it.
     """
     limit_spinning()
     want(config.llama)
@@ -91,6 +93,7 @@ def load_backend(
         gpu_layers=config.gpu_layers,
         progress=on_progress,
         log=lambda level, text: getattr(report, level)(text),
+        pauses=several,
     )
 
 

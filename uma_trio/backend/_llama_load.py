@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_binding import llama
@@ -80,8 +80,12 @@ def make_context(
     kv_type: str,
     flash: int,
     wide: bool = False,
+    callback: Any = None,
 ) -> int:
-    """Make the one context of a model. A `wide` one computes up to `GPU_BATCH` tokens at once, if it has room."""
+    """Make the one context of a model. A `wide` one computes up to `GPU_BATCH` tokens at once, if it has room.
+
+    `callback` is asked before each node of a graph (:mod:`uma_trio.backend._llama_pauses`).
+    """
     params = llama.llama_context_default_params()
     params.n_ctx = n_ctx
     params.n_seq_max = n_slots + spare_sequences
@@ -97,6 +101,8 @@ def make_context(
     # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
     params.swa_full = True
     params.no_perf = True
+    if callback is not None:
+        params.cb_eval = callback
     context = None
     for size in (GPU_BATCH, n_batch) if wide else (n_batch,):
         # One ubatch per decode, so that a tick reads the weights once (llama-kv-cache.cpp,

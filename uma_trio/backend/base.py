@@ -108,6 +108,7 @@ class Traits:
     overlaps: bool = False
     interruptible: bool = False
     shape_costs: bool = False
+    longest_part: float = 1.0
 
 
 class Batch:
@@ -214,6 +215,13 @@ class Backend(Protocol):
 
         An interrupted decode returns ``ABORTED`` soon, unless it was as good as done. None where
         the hardware or the model's kind of memory does not allow it.
+        """
+
+    def let_pause(self, hook: Overlap, predicted_s: float) -> None:
+        """Have `hook` called some milliseconds apart while the next decode, and only that one, stands still.
+
+        The decode should take `predicted_s`. `hook` must not touch this backend. What it does changes nothing of
+        what is computed; what it raises comes out of `decode`. Nothing happens where ``traits.longest_part`` is 1.
         """
 
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:

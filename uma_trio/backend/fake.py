@@ -150,7 +150,7 @@ class FakeBackend:
     Its `vocabulary` may be a real model's. With a `window` it has layers that lose what nobody's
     window holds, as llama.cpp's do: at every decode, all cells that could be taken are. Tokens
     computed behind lost cells are wrong. What of copying, saving and restoring fails is up to
-    `kv_fails`.
+    `kv_fails`. A decode has so many `parts`, and pauses between them.
     """
 
     def __init__(
@@ -169,6 +169,7 @@ class FakeBackend:
         chat_template: str | None = CHATML,
         n_rows: int | None = None,
         vocabulary: Vocabulary | None = None,
+        parts: int = 1,
     ) -> None:
         n_seq = n_slots + _LEAVES
         self.limits = Limits(
@@ -185,18 +186,17 @@ class FakeBackend:
         self.model = _model_info(n_ctx, chat_template, self.vocabulary.n_vocab)
         self.batch = Batch(n_batch)
         self.description = "fake"
-        self.last_cost_s = 0.0
-        self.decodes = 0
-        self.closed = False
+        self.last_cost_s, self.decodes, self.closed = 0.0, 0, False
         self.lowered = True  # since the last sequence was retired
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.meanwhile: Overlap = nothing
+        self.part: Overlap = nothing  # what happens in each part but the last
         self.computed: dict[int, int] = {}  # tokens computed by slot, for tests of wasted work
-        self._key = key
-        self._cost = cost
-        self._end_after = end_after
+        self._key, self._cost, self._end_after = key, cost, end_after
         self._faults = dict(faults or {})
         self._interruptible = interruptible
         self._flag = bytearray(1)  # of the next decode
+        self._hook: Overlap = nothing  # of the next decode
+        self.parts = parts
         self.kv_fails: Callable[[KvVerb], bool] = lambda _verb: False
         self._cells: list[list[int]] = [[] for _ in range(n_seq)]  # history after each position
         self._first = [0] * n_seq  # from here on layers with a window have everything
@@ -240,12 +240,17 @@ class FakeBackend:
     @property
     def traits(self) -> Traits:
         """A decode can be interrupted, and `while_computing` comes before it."""
-        return Traits(interruptible=self._interruptible)
+        return Traits(interruptible=self._interruptible, longest_part=1 / self.parts)
+
+    def let_pause(self, hook: Overlap, predicted_s: float) -> None:
+        """Call `hook` between the parts of the next decode."""
+        self._hook = hook
 
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute the batch, or fail as told; `while_computing` comes first."""
         while_computing()
         flag, self._flag = self._flag, bytearray(1)
+        hook, self._hook = self._hook, nothing
         fault = self._faults.pop(self.decodes, None)
         self.decodes += 1
         self.last_cost_s = 0.0
@@ -255,6 +260,9 @@ class FakeBackend:
         if status != DecodeStatus.OK:
             return status
         self.meanwhile()
+        for _ in range(self.parts - 1):
+            self.part()
+            hook()
         if flag[0]:
             return DecodeStatus.ABORTED
         self._compute(n_tokens if fault is None else fault.computed(n_tokens))

@@ -43,6 +43,7 @@ from uma_trio.backend._llama_options import (
     spare_sequences,
     subject,
 )
+from uma_trio.backend._llama_pauses import NodePauses, with_pauses
 from uma_trio.backend._llama_vocab import LlamaVocabulary
 from uma_trio.backend.attention import Chooser
 from uma_trio.backend.base import (
@@ -89,6 +90,7 @@ class LlamaBackend:
         n_slots: int,
         kv_type: str,
         placement: Placement,
+        pauses: NodePauses | None,
         *,
         whole_cache: bool,
         keeps_high_water: bool,
@@ -119,11 +121,13 @@ class LlamaBackend:
         self._n_rows = 0
         self._logits_address = 0
         self._logits: FloatArray = np.empty((0, info.n_vocab), np.float32)
+        self._pauses = pauses
         # Of ggml's backends only the CPU's asks whether to go on.
         self._traits = Traits(
             overlaps=self._compute.goes_on,
             interruptible=not placement.on_gpu and limits.can_go_back,
             shape_costs=placement.on_gpu,
+            longest_part=1.0 if pauses is None else pauses.longest,
         )
 
     @classmethod
@@ -144,6 +148,7 @@ class LlamaBackend:
         progress: Progress | None = None,
         log: LogSink | None = None,
         flash_is_faster: Chooser | None = None,
+        pauses: bool = False,
     ) -> Self:
         """Check the file, load the weights, make the context.
 
@@ -152,12 +157,11 @@ class LlamaBackend:
         all layers and has room for it. `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
         and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
-        `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. Raises
-        :class:`ModelError`.
+        `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. With `pauses`
+        decodes on a CPU can pause, if they take long. Raises :class:`ModelError`.
         """
         _listen(log)
-        path = Path(path)
-        header = read_header(path)
+        header = read_header(path := Path(path))
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         placement = placed(system_info(), header, gpu_layers)
         cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch or N_BATCH, "kv_type": kv_type}
@@ -170,22 +174,16 @@ class LlamaBackend:
             measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
             faster = flash_is_faster(subject(header, kv_type, threads), measure)
             flash = FLASH_ON if faster else flash
+        wide = n_batch is None and placement.all_on_gpu and flash != FLASH_OFF
+        made = partial(_context, model.pointer, path, cells, n_slots, threads, flash, wide=wide)
+        context, pausing = with_pauses(made, wanted=pauses and not placement.on_gpu)
         info = model_info(model.pointer, header, kv_type)
-        context = make_context(
-            model.pointer,
-            path,
-            **cells,
-            n_slots=n_slots,
-            spare_sequences=spare_sequences(n_slots),
-            threads=threads,
-            flash=flash,
-            wide=n_batch is None and placement.all_on_gpu and flash != FLASH_OFF,
-        )
-        keeps = placement.on_gpu if holds_extent is None else holds_extent
-        whole = {"whole_cache": flash == FLASH_OFF, "keeps_high_water": keeps}
-        backend = cls(LlamaVocabulary(model), info, context, n_slots, kv_type, placement, **whole)
         release(header.parts)
-        return backend
+        return cls(
+            *(LlamaVocabulary(model), info, context, n_slots, kv_type, placement, pausing),
+            whole_cache=flash == FLASH_OFF,
+            keeps_high_water=placement.on_gpu if holds_extent is None else holds_extent,
+        )
 
     @property
     def traits(self) -> Traits:
@@ -208,6 +206,11 @@ class LlamaBackend:
         lib.set_abort_callback(self._context, lib.strlen, ctypes.addressof(flag))
         return partial(flag.__setitem__, 0, b"x")
 
+    def let_pause(self, hook: Overlap, predicted_s: float) -> None:
+        """Have `hook` called in pauses of the next decode."""
+        if self._pauses is not None:
+            self._pauses.arm(hook, predicted_s)
+
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute rows ``[:n_tokens]`` of the batch. See the contract in ``backend.base``."""
         if self._context is None:
@@ -222,6 +225,8 @@ class LlamaBackend:
         if self._flag is not None:
             lib.set_abort_callback(self._context, None, None)
             self._flag = None
+        if self._pauses is not None:
+            self._pauses.disarm()
         return status
 
     def _decode(
@@ -392,6 +397,31 @@ class LlamaBackend:
         if self._context is None:
             raise BackendDied("the backend is closed")
         self._kv.check(seq)
+
+
+def _context(
+    model: int,
+    path: Path,
+    cells: _Cells,
+    n_slots: int,
+    threads: int,
+    flash: int,
+    *,
+    wide: bool,
+    callback: Any = None,
+) -> int:
+    """Make a context, with `callback` to be asked before each node."""
+    return make_context(
+        model,
+        path,
+        **cells,
+        n_slots=n_slots,
+        spare_sequences=spare_sequences(n_slots),
+        threads=threads,
+        flash=flash,
+        wide=wide,
+        callback=callback,
+    )
 
 
 def _listen(log: LogSink | None) -> None:

@@ -1,8 +1,9 @@
 """The compute task: one thread that computes the ticks of all loaded models.
 
 With one model it computes tick after tick. With several it asks :mod:`uma_trio.engine.turn` before each tick whose
-comes next, and limits it such that the readers of the others get their next tokens in time. An engine that raises
-ends alone: the others go on.
+comes next, and limits it such that the readers of the others get their next tokens in time. A tick that pauses is asked
+about in each pause: ticks of others are computed there, on the same thread. An engine that raises ends alone: the
+others go on.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class ComputeTask:
         self._coming: deque[Engine] = deque()
         self._closed = False
         self._last: _Member | None = None
+        self._ticking: list[_Member] = []  # all but the last are paused
+        self._ticked_s = 0.0  # what ticks took within the one that is computed
         #: Counts the turns of `run`: it stands still only in a tick, and while there is nothing to do.
         self.rounds = 0
 
@@ -118,11 +121,17 @@ class ComputeTask:
         members = self._members
         if len(members) == 1:
             return self._tick(members[0])
+        return self._chosen(None)
+
+    def _chosen(self, paused: TickClaim | None) -> bool:
+        """Compute the tick that comes next; False if there is none, or if the `paused` one comes before it."""
         now = self._clock()
-        awake = [member for member in members if not member.rests(now)]
+        awake = [m for m in self._members if not m.rests(now) and m not in self._ticking]
         claims = [self._claim(member, now) for member in awake]
+        if paused is not None:
+            claims.append(paused)
         index = chosen(claims, now, self._floor)
-        if index is None:
+        if index is None or index == len(awake):
             return False
         member, claim = awake[index], claims[index]
         self._note_who_waits(member, [m for m in awake if m is not member], now)
@@ -130,14 +139,16 @@ class ComputeTask:
         if self._last is not member:
             member.engine.interrupted()
         self._last = member
-        ticked = self._tick(member) or self._guarded(member, member.engine.aside)
+        outer_s, self._ticked_s = self._ticked_s, 0.0
+        ticked = self._pausing(member, claim) or self._guarded(member, member.engine.aside)
         self._guarded(member, member.engine.publish)
         ended = self._clock()
         member.last_at = ended
         if not ticked:
             member.rests_until = ended + REST_S
         elif claim.works:
-            member.used_s += ended - now
+            member.used_s += ended - now - self._ticked_s
+        self._ticked_s = outer_s + ended - now
         member.engine.limit(math.inf)
         return True
 
@@ -147,6 +158,25 @@ class ComputeTask:
         for member in others:
             waits = now - member.last_at > NOTED_S
             member.engine.registry.beside = chosen.engine.registry if waits else None
+
+    def _pausing(self, member: _Member, claim: TickClaim) -> bool:
+        """Compute a tick, and those of other engines in its pauses; False if there was none."""
+        began = self._clock()
+
+        def pause(left_s: float) -> None:
+            since = self._clock()
+            used_s = member.used_s + since - began - self._ticked_s
+            here = evolve(claim, works=True, takes_s=left_s, used_s=used_s)
+            while self._chosen(evolve(here, waited_s=self._clock() - since)):
+                pass
+
+        member.engine.paused = pause
+        self._ticking.append(member)
+        try:
+            return self._tick(member)
+        finally:
+            self._ticking.remove(member)
+            member.engine.paused = None
 
     def _claim(self, member: _Member, now: float) -> TickClaim:
         """Return what an engine has to compute; if that is nothing it rests."""

@@ -102,8 +102,7 @@ class Engine:
         self._encodings = tuple(encoders.values())
         self.inbox = self._inbox = inbox
         self._metrics, self._clock = metrics, clock
-        settings = settings or EngineSettings()
-        policy = Fallback(policy, PolicyFailures(metrics))
+        settings, policy = settings or EngineSettings(), Fallback(policy, PolicyFailures(metrics))
         self._pieces = backend.vocabulary.pieces()
         self._recorder = recorder = recorder or Recorder()
         ledger = Ledger()
@@ -128,9 +127,12 @@ class Engine:
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
-        self._idle, self._untold = True, False  # the latter: the latest tick gave a first token
+        # The second: whether the latest tick gave a first token.
+        self._idle, self._untold, self._paused_s = True, False, 0.0
         self._serial = Serial(self._parts())
         self._overlapped = Overlapped(self._serial.do, unforeseen=self._serial)
+        #: Called in pauses of a tick, where the backend has any, with the seconds that are left of it.
+        self.paused: Callable[[float], object] | None = None
 
     @property
     def memory(self) -> Memory:
@@ -154,6 +156,8 @@ class Engine:
         self._commit()
         self._take_in(now)
         found = self._planner.claim(now)
+        if self.cells.held:  # what they wait for is done between ticks
+            found = evolve(found, works=True)
         if found.works or found.due_at < math.inf:
             return found  # between its ticks texts are encoded, too
         encodes = any(each.has_work for each in self._encodings)
@@ -190,9 +194,11 @@ class Engine:
 
     def compute(self, tick: Tick) -> int:
         """Run the backend: the only long part of a tick, and the only one that may be aborted."""
-        self._decode_began = self._clock()
+        self._decode_began, self._paused_s = self._clock(), 0.0
         may_abort = abortable(tick.state, tick.plan, self.cells.free_slots)
         self._abort.begin(may_abort, self._decode_began)
+        if self.paused is not None and self._backend.traits.longest_part < 1:
+            self._backend.let_pause(partial(self._pause, tick, self.paused), tick.plan.predicted_s)
         status = self._backend.decode(tick.n_tokens, lambda: self._order.beside(tick))
         self._abort.end(status)
         return status
@@ -203,7 +209,7 @@ class Engine:
         It is committed with the next tick.
         """
         now = self._clock()
-        decode_s = now - self._decode_began
+        decode_s = now - self._decode_began - self._paused_s
         # What passed while there was nothing to do is nobody's cost.
         between_s = self._decode_began - self._decode_ended - self.side.spent_s
         after_idle = self._idle
@@ -337,6 +343,12 @@ class Engine:
     def _decode_begins(self) -> None:
         self._decode_began = self._clock()  # publishing is no part of the decode
 
+    def _pause(self, tick: Tick, paused: Callable[[float], object]) -> None:
+        """Let others compute while `tick` stands still. What that takes is not its time."""
+        now = self._clock()
+        paused(tick.plan.predicted_s - (now - self._decode_began - self._paused_s))
+        self._paused_s += self._clock() - now
+
     def _commit(self, *, computing: bool = False) -> None:
         """Move every sequence on by the latest tick, then handle what arrived since.
 
@@ -465,7 +477,7 @@ class Engine:
         untold, self._untold = self._untold, False
         if untold:
             return  # it would delay a first token, which the next decode publishes
-        tick_s = self._decode_ended - self._decode_began
+        tick_s = self._decode_ended - self._decode_began - self._paused_s
         self.side.between_ticks(self.registry.running, len(self.cells.held), tick_s)
 
 

@@ -26,7 +26,7 @@ from uma_trio.engine.sampling import AT_ONCE, Choice, Masks
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.step import Completed, Describe, Step, Tick
-from uma_trio.engine.turn import TickClaim
+from uma_trio.engine.turn import PART_S, TickClaim
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.shape import MOST_BALLAST
@@ -91,6 +91,7 @@ class Planner:
     ) -> None:
         self._limits, self._n_vocab = backend.limits, backend.model.n_vocab
         self._interruptible = backend.traits.interruptible
+        self._longest_part = backend.traits.longest_part
         self._batch, self._spare_batch = backend.batch, Batch(backend.batch.capacity)
         self._policy = policy
         self._registry = registry
@@ -108,7 +109,7 @@ class Planner:
         self._describer: Describer | None = None
         self._described_tops: tuple[int, ...] = ()
         self._ticks = 0
-        self._most_s = math.inf
+        self._most_s = self._due_at = math.inf
         self.memory = Memory(cost=settings.cost)
 
     def claim(self, now: float) -> TickClaim:
@@ -120,7 +121,7 @@ class Planner:
         takes_s = least_s = 0.0
         if cost is not None:
             takes_s = alone_s(cost, readers, 0) if readers else 0.0
-            least_s = cost.seconds(Work(1))
+            least_s = cost.seconds(Work(1)) * self._longest_part
         due_at = min(
             [
                 (now if v.shown_at is None else v.shown_at) + step_s(v, contract, takes_s)
@@ -128,10 +129,16 @@ class Planner:
             ],
             default=math.inf,
         )
+        self._due_at = due_at
         return TickClaim(due_at, takes_s, works=works or bool(registry.waiting), least_s=least_s)
 
     def limit(self, seconds: float) -> None:
-        """Let ticks have so few tokens that they take at most so long, where that is possible."""
+        """Let ticks have so few tokens that they take at most so long, where that is possible.
+
+        Of ticks that pause no part takes longer than :data:`PART_S` then.
+        """
+        if self._longest_part < 1 and seconds < math.inf:
+            seconds = max(seconds, PART_S / self._longest_part)
         self._most_s = seconds
 
     @property
@@ -311,6 +318,7 @@ class Planner:
             interruptible=self._interruptible,
             first_tokens=self._registry.first_tokens.known,
             memory=memory,
+            most_s=min(self._most_s, self._due_at - now) if self._most_s < math.inf else math.inf,
         )
 
     def _asked(self, state: SchedulerState) -> tuple[SchedulerState, Plan]:

@@ -17,6 +17,8 @@ CAREFUL: Final = 1.25
 """A reader's tick is begun so early as if it took so many times what is predicted."""
 EARLY_S: Final = 0.002
 """And so much earlier, for what passes between two ticks."""
+PART_S: Final = 0.010
+"""The longest part of a tick that pauses for readers of other models is at most so long, by prediction."""
 
 
 @frozen
@@ -25,7 +27,8 @@ class TickClaim:
 
     The next token that somebody reads is `due_at` (infinite: nobody reads) and takes `takes_s` with those of the other
     readers. `works` says whether there is anything else to compute; the smallest tick takes `least_s`. The
-    model has `waited_s` for a tick, and `used_s` of the machine's time was for that other work.
+    model has `waited_s` for a tick, and `used_s` of the machine's time was for that other work. Of a tick that is paused
+    `takes_s` is what is left, and `least_s` its next part.
     """
 
     due_at: float = math.inf

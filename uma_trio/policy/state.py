@@ -352,6 +352,8 @@ class SchedulerState:
     interruptible: bool = False  # a tick of prompts can be given up for a request that comes
     first_tokens: FirstTokens = field(factory=FirstTokens)
     memory: Memory = field(factory=Memory)
+    # Where other models have readers: drafts may let a tick take so long.
+    most_s: float = math.inf
 
     @property
     def tuning(self) -> Tuning:

@@ -8,8 +8,8 @@ by that, and as many are taken as give the most tokens a second:
   is level. They are always taken.
 - *Paid* rows make the tick longer. They are taken where tokens a second rise by `PAID_WORTH`, within what
   the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times one
-  without, since they are part of what it would do alone and give it more tokens a second; a tick with
-  anybody else's work stays within its limit. Guesses of requests that asked for `speculation` free get no paid row.
+  without, since they are part of what it would do alone and give it more tokens a second, or until readers of other
+  models are due; a tick with anybody else's work stays within its limit. Guesses of requests that asked for `speculation` free get no paid row.
 
 A stream pays for paid rows out of its *purse*, in tokens: the rows are a stake, the tokens that the streams of the
 tick would have had in that time, and each guess that is right puts a token into the purse. An empty purse pays for no
@@ -204,9 +204,9 @@ def longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
         return plan.limit.seconds  # infinite, but for who waits for a first word
     if len(readers) < len(plan.items):
         return max(plain_s, plan.limit.seconds)
-    if all(view.drafted and view.pays_for_drafts for view in readers):
-        return state.contract.pause_cap * plain_s
-    return state.contract.latency_cap * plain_s
+    contract, own = state.contract, all(v.drafted and v.pays_for_drafts for v in readers)
+    cap = contract.pause_cap if own else contract.latency_cap
+    return min(cap * plain_s, max(plain_s, state.most_s))
 
 
 def with_drafts(plan: Plan, counts: Mapping[int, int]) -> Plan:
