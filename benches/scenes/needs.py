@@ -55,7 +55,8 @@ def take() -> None:
     _fill(backend, time.monotonic() + seconds)
     took = _resident() - before
     parts = breakdown(backend._context or 0) or []  # noqa: SLF001 - what is measured
-    logits = 4 * backend.limits.n_rows * backend.model.n_vocab
+    # A row for each sequence; drafts may want more later.
+    logits = 4 * (backend.limits.n_slots + 1) * backend.model.n_vocab
     allocated = sum(part.context + part.compute for part in parts) + logits
     print(json.dumps({"took": took, "allocated": allocated}))
 
