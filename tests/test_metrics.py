@@ -524,7 +524,7 @@ def test_what_ended_before_the_engine_had_it_is_among_the_requests() -> None:
 
 
 def test_metrics_of_several_models_are_labelled() -> None:
-    """With the model's name; what is the daemon's has none, and neither has what is of one model."""
+    """With the model's name, also while one is loaded; what is the daemon's has none, and neither has a daemon of one model."""
     one, two = Metrics(), Metrics()
     one.session_opened()
     figures = {"chat": one.snapshot(), "code": two.snapshot()}
@@ -537,5 +537,8 @@ def test_metrics_of_several_models_are_labelled() -> None:
         'model="code",policy=""',
     ):
         assert series in text, series
-    alone = prometheus(figures["chat"], {"chat": figures["chat"]})
+    assert 'uma_batch_calls_total{model="chat"}' in prometheus(
+        figures["chat"], {"chat": figures["chat"]}
+    )
+    alone = prometheus(figures["chat"])
     assert "uma_batch_calls_total 0.0" in alone

@@ -359,7 +359,9 @@ class Service:
         return self.telemetry.snapshot() if model is None else self.find(model).telemetry.snapshot()
 
     def metrics_of_each(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return every metric of each model, by the model's name, the default one's first."""
+        """Return every metric of each loaded model, by the model's name; nothing where only one is configured."""
+        if len(self._models) < 2 and (self.shelf is None or len(self.shelf.entries) < 2):
+            return {}
         return {served.bounds.model: served.telemetry.snapshot() for served in self._models}
 
     def move(self, handle: int, lane: Lane, by: Principal) -> bool:

@@ -31,10 +31,10 @@ _JSON_ONLY = ("info", "scorecard")  # one family for all of the first; rates are
 def prometheus(figures: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]] = _NONE) -> str:
     """Return every metric of `figures` that is known and in the catalogue.
 
-    Of several `models`, each with figures of its own, metrics that are not the daemon's get the label ``model``.
+    Of `models`, each with figures of its own, metrics that are not the daemon's get the label ``model``.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Exposition(figures, models if len(models) > 1 else {}))
+    registry.register(_Exposition(figures, models))
     return generate_latest(registry).decode()
 
 
