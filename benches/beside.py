@@ -16,6 +16,7 @@ from typing import Any
 
 from benches import servers
 from benches.clients import NotServed
+from benches.host import ROOT
 from uma_trio_sim.latency import median
 
 _SPIN = "while True: pass"
@@ -170,6 +171,36 @@ def spinning() -> Iterator[None]:
     with subprocess.Popen([sys.executable, "-c", _SPIN]) as process:
         try:
             yield
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def child(module: str, *words: str) -> Iterator[Callable[[str], str]]:
+    """Run a module that answers each line with one; yield what asks it, once its first line has come.
+
+    In a process of its own what it makes and sends takes nothing from who reads beside.
+    """
+    command = [sys.executable, "-m", module, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                          env=servers.environment()) as process:  # fmt: skip
+        given, told = process.stdin, process.stdout
+        if given is None or told is None:
+            raise NotServed(f"{module} has no pipes")
+
+        def answer() -> str:
+            if not (line := told.readline()):
+                raise NotServed(f"{module} has ended")
+            return line.strip()
+
+        def ask(line: str) -> str:
+            given.write(f"{line}\n")
+            given.flush()
+            return answer()
+
+        try:
+            answer()
+            yield ask
         finally:
             process.kill()
 

@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 from attrs import Factory, define, evolve
-from numpy.typing import NDArray
+from constraint_kit import Constraining, IdArray
 
 from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.backend.encoder import EncoderModel
@@ -132,37 +132,22 @@ class BrokenText(TokenText):
         raise IndexError("the end")
 
 
-class Balking:
+class Balking(Constraining):
     """A constraint that allows anything, and fails at the `n`-th token."""
 
     def __init__(self, n: int) -> None:
-        self.left = n
+        super().__init__()
+        self._n = n
 
-    def allows(self, _token: int) -> bool:
-        """Allow anything."""
-        return True
-
-    def allowed(self) -> NDArray[np.intp]:
+    def allowed(self) -> IdArray:
         """Return anything."""
         return np.arange(N_VOCAB, dtype=np.intp)
 
-    elsewhere = False
-    problem = None
-
-    def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return the same, found already."""
-        here = self.allowed()
-        return lambda: here
-
-    def accept(self, _token: int) -> None:
+    def accept(self, token: int) -> None:
         """Fail in the end."""
-        self.left -= 1
-        if not self.left:
+        super().accept(token)
+        if len(self.told) == self._n:
             raise ArithmeticError
-
-    def take_back(self) -> None:
-        """Go back."""
-        self.left += 1
 
 
 class Doze(Bell):

@@ -39,6 +39,7 @@ from uma_trio.backend.fake import EOS, FakeBackend, Fault, linear_cost
 from uma_trio.engine.messages import Credit, Inspect
 from uma_trio.service.ask import Refusal
 from uma_trio.service.snapshots import INTERVAL_S
+from uma_trio.service.visibility import shown_to
 from uma_trio.sockets.principal import Principal
 from uma_trio.wire import refusal_event
 
@@ -413,7 +414,7 @@ async def test_another_users_request_is_not_shown_moved_or_ended(autojump_clock:
         await busy.until(Token)
         (running,) = await daemon.service.running()
         stranger = Principal(connection=9, uid=os.geteuid() + 1)
-        (seen,) = await daemon.service.listed(stranger)
+        seen = shown_to(stranger, running)
         assert (seen.handle, seen.origin.app, seen.report.prompt_tokens) == (0, "another user", 0)
         with pytest.raises(Refusal) as moved:
             daemon.service.move(running.handle, "background", stranger)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from attrs import evolve
-from numpy.typing import NDArray
+from constraint_kit import Only
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
@@ -23,40 +22,6 @@ SETTINGS = [
     SamplingParams(0.8, min_p=0.05, seed=1),
     SamplingParams(0.8, presence_penalty=1.0, seed=1),
 ]
-
-
-class Only:
-    """Allows the same tokens at every step; notes what it was asked and told."""
-
-    def __init__(self, *tokens: int) -> None:
-        self._tokens = tokens
-        self.accepted: list[int] = []
-        self.masks = 0
-
-    def allows(self, token: int) -> bool:
-        """Whether it is one of them."""
-        return token in self._tokens
-
-    def allowed(self) -> NDArray[np.intp]:
-        """Return them."""
-        self.masks += 1
-        return np.array(sorted(self._tokens), np.intp)
-
-    elsewhere = False
-    problem = None
-
-    def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return the same, found already."""
-        here = self.allowed()
-        return lambda: here
-
-    def accept(self, token: int) -> None:
-        """Note what the answer got."""
-        self.accepted.append(token)
-
-    def take_back(self) -> None:
-        """Forget the latest."""
-        self.accepted.pop()
 
 
 def rows(seed: int, n: int = 1, spread: float = 3.0) -> FloatArray:
@@ -153,7 +118,7 @@ def test_what_is_accepted_reaches_the_constraint() -> None:
     sampler = Sampler(SamplingParams(presence_penalty=1.0), (), constraint=constraint)
     for token in (4, 1, 4):
         sampler.accept(token)
-    assert constraint.accepted == [4, 1, 4]
+    assert constraint.told == [4, 1, 4]
 
 
 def test_each_refused_token_is_counted_with_its_time() -> None:

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from constraint_kit import Turns
 from drafts_kit import FLAT, Babbler, speaking
 from engine_kit import Bench, Sink
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from uma_protocol import Explain, Explanation
-from uma_trio.backend.fake import EOS
 from uma_trio.cli.timeline import tick_table
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
 from uma_trio.engine.planner import EngineSettings
@@ -33,42 +32,6 @@ from uma_trio.stories.telling import told as told_to_people
 from uma_trio.words import Lane
 
 PROMPT = "abba baba abba baba ab"
-
-
-class Turns:
-    """Allows "a" and "b", never three of one kind in a row, and an end behind `most` of them."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._told: list[int] = []
-
-    def allows(self, token: int) -> bool:
-        """Whether it may come next."""
-        return token in self.allowed()
-
-    def allowed(self) -> NDArray[np.intp]:
-        """Return what may come next."""
-        told = self._told
-        if len(told) >= self._most:
-            return np.array([EOS], np.intp)
-        twice = told[-1] if len(told) > 1 and told[-1] == told[-2] else None
-        return np.array([token for token in (97, 98) if token != twice], np.intp)
-
-    elsewhere = False
-    problem = None
-
-    def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return the same, found already."""
-        here = self.allowed()
-        return lambda: here
-
-    def accept(self, token: int) -> None:
-        """Go on."""
-        self._told.append(token)
-
-    def take_back(self) -> None:
-        """Go back."""
-        self._told.pop()
 
 
 def told(

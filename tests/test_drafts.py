@@ -10,7 +10,7 @@ import pytest
 import structlog
 from attrs import evolve
 from drafts_kit import FLAT, STAIRS, STEEP, speaking
-from engine_kit import KINDS, Balking, Bench, BrokenText, OnDevice
+from engine_kit import KINDS, Balking, Bench, BrokenText
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import decoder
@@ -492,11 +492,15 @@ def test_a_seed_gives_the_same_text_with_drafts_and_without(
     assert told[0] == told[1]
 
 
-def test_a_text_that_repeats_itself_takes_fewer_decodes() -> None:
-    """Each decode but the first few gives several tokens."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_repeats_itself_takes_fewer_decodes(kind: type[FakeBackend]) -> None:
+    """Each decode but the first few gives several tokens.
+
+    Where decodes overlap a prepared tick has no drafts; where a likely one follows, it is planned anew.
+    """
     n = {}
     for drafts in (False, True):
-        bench = speaking(drafts=drafts)
+        bench = speaking(drafts=drafts, kind=kind)
         looping = bench.backend.vocabulary.tokenize(
             "ab" * 20, add_special=True, parse_special=False
         )
@@ -611,21 +615,6 @@ def test_what_ended_right_before_all_was_cleared_is_not_drafted_from() -> None:
         bench.inbox.put(Prefix(lambda _: None, lambda _: True, clear=True))
         bench.engine.tick()
     assert rows_of(bench) <= rows_of(untouched)  # of a known answer nearly all is guessed
-
-
-def test_a_text_that_repeats_itself_is_drafted_where_decodes_overlap() -> None:
-    """A prepared tick has no drafts; where a likely one follows, the tick is planned anew."""
-    n = {}
-    for drafts in (False, True):
-        bench = speaking(drafts=drafts, kind=OnDevice)
-        looping = bench.backend.vocabulary.tokenize(
-            "ab" * 20, add_special=True, parse_special=False
-        )
-        bench.backend._choice = lambda history: 97 + history % 2  # type: ignore[method-assign]
-        bench.submit(list(looping), 64)
-        bench.run()
-        n[drafts] = bench.backend.decodes
-    assert n[True] < n[False]
 
 
 # --- where nothing is drafted ---

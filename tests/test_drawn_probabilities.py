@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from attrs import evolve
+from constraint_kit import Only
 from http_kit import http_house
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from trio.testing import MockClock
 
 from uma_trio.backend.base import FloatArray
@@ -104,34 +103,6 @@ def test_a_row_behind_a_right_guess_is_told_with_the_history_that_it_had() -> No
         expected = as_drawn(twin, rows[1], choices.tokens[1], 2)
         assert alike(choices.logprobs[1], expected)
         assert guess not in [id_ for id_, _ in choices.logprobs[1].top]
-
-
-class Only:
-    """A constraint that allows some tokens."""
-
-    def __init__(self, *ids: int) -> None:
-        self.ids = np.array(ids, np.intp)
-
-    def allows(self, token: int) -> bool:
-        """Allow these."""
-        return token in self.ids
-
-    def allowed(self) -> NDArray[np.intp]:
-        """Return them."""
-        return self.ids
-
-    elsewhere = False
-    problem = None
-
-    def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return the same later."""
-        return lambda: self.ids
-
-    def accept(self, token: int) -> None:
-        """Allow the same from now on."""
-
-    def take_back(self) -> None:
-        """Allow the same as before."""
 
 
 def test_a_token_in_place_of_a_refused_one_is_told_among_the_allowed() -> None:

@@ -9,6 +9,7 @@ from threading import Event, Thread
 
 import numpy as np
 import pytest
+from constraint_kit import Constraining, IdArray, Turns
 from drafts_kit import Babbler, speaking
 from engine_kit import KINDS, Bench, OnDevice, Sink, compute
 from hypothesis import given, settings
@@ -30,42 +31,21 @@ from uma_trio.stories.telling import Looks
 from uma_trio.stories.telling import told as told_to_people
 from uma_trio.text.under_way import UnderWay
 
-IdArray = NDArray[np.intp]
 N_VOCAB = 128
 
 
-class Letters:
+class Letters(Constraining):
     """Allows "x", "y" and "z" but never one twice in a row, and an end behind `most` of them."""
 
     def __init__(self, most: int = 12) -> None:
+        super().__init__()
         self._most = most
-        self.told: list[int] = []
-
-    def allows(self, token: int) -> bool:
-        """Whether it may come next."""
-        return token in self.allowed()
 
     def allowed(self) -> IdArray:
         """Return what may come next."""
         if len(self.told) >= self._most:
             return np.array([EOS], np.intp)
         return np.array([t for t in b"xyz" if self.told[-1:] != [t]], np.intp)
-
-    elsewhere = False
-    problem = None
-
-    def deferred(self) -> Callable[[], IdArray]:
-        """Return the same, found already."""
-        here = self.allowed()
-        return lambda: here
-
-    def accept(self, token: int) -> None:
-        """Go on."""
-        self.told.append(token)
-
-    def take_back(self) -> None:
-        """Go back."""
-        self.told.pop()
 
 
 class Scripted:
@@ -342,16 +322,6 @@ def _begun(masks: ByHand, constraint: Constraint) -> Mask:
     return masks.begun[-1]
 
 
-class Turns(Letters):
-    """Allows "a" and "b", never three of one kind in a row."""
-
-    def allowed(self) -> IdArray:
-        """Return what may come next."""
-        if len(self.told) >= self._most:
-            return np.array([EOS], np.intp)
-        return np.array([t for t in b"ab" if self.told[-2:] != [t, t]], np.intp)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=10, deadline=None)
@@ -553,9 +523,6 @@ class Blocked(Letters):
         super().__init__()
         self._may, self._error = may, error
 
-    elsewhere = False
-    problem = None
-
     def deferred(self) -> Callable[[], IdArray]:
         """Return what waits."""
 
@@ -602,9 +569,6 @@ def test_a_mask_that_nobody_asks_for_any_more_is_not_made() -> None:
     may, asked, threads = Event(), Event(), MaskThreads()
 
     class Noted(Letters):
-        elsewhere = False
-        problem = None
-
         def deferred(self) -> Callable[[], IdArray]:
             def find() -> IdArray:
                 asked.set()

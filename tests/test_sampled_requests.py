@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from constraint_kit import Constraining, IdArray
 from engine_kit import KINDS, Bench
 from net_kit import house, slowly
-from numpy.typing import NDArray
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Error, Generate, Message, Token
@@ -97,37 +96,17 @@ def test_the_model_does_not_end_before_min_tokens() -> None:
     assert len(short.tokens) < 20 <= len(long.tokens)
 
 
-class Cycle:
+class Cycle(Constraining):
     """Allows "abc" over and over, until it has been told enough; then nothing, or an end."""
 
     def __init__(self, last: tuple[int, ...] = (EOS,), n: int = 9) -> None:
+        super().__init__()
         self._last, self._n = last, n
-        self._told: list[int] = []
 
-    def allows(self, token: int) -> bool:
-        """Whether it comes next."""
-        return token in self.allowed()
-
-    def allowed(self) -> NDArray[np.intp]:
+    def allowed(self) -> IdArray:
         """Return what comes next."""
-        n = len(self._told)
+        n = len(self.told)
         return np.array(self._last if n >= self._n else (ord("abc"[n % 3]),), np.intp)
-
-    elsewhere = False
-    problem = None
-
-    def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return the same, found already."""
-        here = self.allowed()
-        return lambda: here
-
-    def accept(self, token: int) -> None:
-        """Go on."""
-        self._told.append(token)
-
-    def take_back(self) -> None:
-        """Go back."""
-        self._told.pop()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -98,29 +98,19 @@ async def test_a_flood_gets_one_part_in_four(autojump_clock: MockClock, busy: bo
     assert trio.current_time() - began == pytest.approx(expected, rel=0.15)
 
 
-async def test_a_flood_delays_no_other_user(autojump_clock: MockClock) -> None:
-    """Another user's request passes at once while a hundred of the first one wait."""
+@pytest.mark.parametrize(("asks", "waits_s"), [("b", 0.0), ("a", 3 * (1 + PAUSE) * HEAD_S)])
+async def test_a_flood_delays_no_other_user_and_another_program_a_turn(
+    autojump_clock: MockClock, asks: str, waits_s: float
+) -> None:
+    """While hundreds of the first one wait, another user passes at once, another program of its user soon."""
     share = ThreadShare(trio.current_time, lambda: True)
     async with trio.open_nursery() as nursery:
         for _ in range(500):
             nursery.start_soon(share.spend, Program("a", "x"), HEAD_S)
         await trio.testing.wait_all_tasks_blocked()
         before = trio.current_time()
-        await share.spend(Program("b", "y"), HEAD_S)
-        assert trio.current_time() == before
-        nursery.cancel_scope.cancel()
-
-
-async def test_programs_of_a_user_take_turns(autojump_clock: MockClock) -> None:
-    """Another program of the user that floods waits for a turn, not for the flood."""
-    share = ThreadShare(trio.current_time, lambda: True)
-    async with trio.open_nursery() as nursery:
-        for _ in range(500):
-            nursery.start_soon(share.spend, Program("a", "x"), HEAD_S)
-        await trio.testing.wait_all_tasks_blocked()
-        before = trio.current_time()
-        await share.spend(Program("a", "y"), HEAD_S)
-        assert trio.current_time() - before <= 3 * (1 + PAUSE) * HEAD_S
+        await share.spend(Program(asks, "y"), HEAD_S)
+        assert trio.current_time() - before <= waits_s
         nursery.cancel_scope.cancel()
 
 

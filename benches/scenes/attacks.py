@@ -18,10 +18,8 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benches import beside, contest, servers
@@ -30,7 +28,6 @@ from benches.beside import over
 from benches.clients import FramedWire, NotServed
 from benches.contest import Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
-from benches.host import ROOT
 
 LAG_MS, GAP, TTFT = 5.0, 1.3, 2.0  # the targets
 _STEP_MS = 40.0  # of a reader: --reading-pace
@@ -75,8 +72,9 @@ def _measure(setup: servers.Setup, names: list[str], round_s: float) -> list[Row
         running = stack.enter_context(servers.ours(setup, "--http", str(port)))
         if not isinstance(running.wire, FramedWire):
             raise NotServed("the daemon has no socket")
-        own = stack.enter_context(_attacker(port, running.wire.path, None))
-        other = stack.enter_context(_attacker(port, running.wire.path, _as_another()))
+        where = "benches.attackers", str(port), running.wire.path
+        own = stack.enter_context(beside.child(*where))
+        other = stack.enter_context(beside.child(*where, *_as_another()))
         stream = stack.enter_context(beside.stream(port, "smooth"))
         return [
             _case(name, stream, own if ATTACKS[name].by_socket else other, running.pid, round_s)
@@ -85,7 +83,7 @@ def _measure(setup: servers.Setup, names: list[str], round_s: float) -> list[Row
 
 
 def _case(
-    name: str, stream: beside.Stream, attacker: subprocess.Popen[str], pid: int, round_s: float
+    name: str, stream: beside.Stream, attacker: Callable[[str], str], pid: int, round_s: float
 ) -> Row:
     """Return the figures of one attack, with those of the rounds before it."""
     time.sleep(_SETTLE_S)
@@ -94,9 +92,11 @@ def _case(
         spin = beside.felt(stream, round_s, arriving=True)
     before = _memory(pid)
     answers: dict[str, int] = {}
-    found = beside.felt(
-        stream, round_s, lambda: answers.update(_attack(attacker, name, round_s)), arriving=True
-    )
+
+    def attack() -> None:
+        answers.update(json.loads(attacker(f"{name} {round_s}")))
+
+    found = beside.felt(stream, round_s, attack, arriving=True)
     return {
         "case": name,
         **{f"{key}_ms": value for key, value in _figures(found).items()},
@@ -115,37 +115,8 @@ def _figures(felt: beside.Felt) -> dict[str, float | None]:
     return {"gap": felt.gap_ms, "ttft": felt.usual_ttft_ms, "lag": felt.lag_ms}
 
 
-def _as_another() -> int | None:
-    return NOBODY if os.geteuid() == 0 else None
-
-
-@contextlib.contextmanager
-def _attacker(port: int, path: str, uid: int | None) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "benches.attackers", str(port), path]
-    command += [] if uid is None else [str(uid)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                          env=servers.environment()) as process:  # fmt: skip
-        try:
-            _line(process)
-            yield process
-        finally:
-            process.kill()
-
-
-def _attack(attacker: subprocess.Popen[str], name: str, round_s: float) -> dict[str, int]:
-    if attacker.stdin is None:
-        raise NotServed("the attacker has no input")
-    attacker.stdin.write(f"{name} {round_s}\n")
-    attacker.stdin.flush()
-    found: dict[str, int] = json.loads(_line(attacker))
-    return found
-
-
-def _line(attacker: subprocess.Popen[str]) -> str:
-    line = "" if attacker.stdout is None else attacker.stdout.readline()
-    if not line:
-        raise NotServed("the attacker has ended")
-    return line
+def _as_another() -> tuple[str, ...]:
+    return (str(NOBODY),) if os.geteuid() == 0 else ()
 
 
 def _memory(pid: int) -> float:

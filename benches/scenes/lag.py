@@ -13,19 +13,16 @@ that gap over the gap beside the spinning process. Figures are medians of five. 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import http.client
 import json
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from benches import beside, contest, servers
 from benches.clients import NotServed
 from benches.contest import Medians, Row, System
 from benches.driver import Comparison, Here, Table, scene
-from benches.host import ROOT
 
 LAG_MS, RATIO = 5.0, 1.3  # the targets
 _ROUND_S = 1.0
@@ -99,13 +96,13 @@ def _measure(setup: servers.Setup, names: list[str]) -> list[Row]:
     port = servers.free_port()
     with (
         servers.ours(setup, "--http", str(port)),
-        _sender(port, names) as sender,
+        beside.child(__name__, str(port), *names) as sender,
         beside.stream(port) as stream,
     ):
         return [_case(name, stream, sender) for name in names]
 
 
-def _case(name: str, stream: beside.Stream, sender: subprocess.Popen[str]) -> Row:
+def _case(name: str, stream: beside.Stream, sender: Callable[[str], str]) -> Row:
     """Return the figures of one body, with those of the rounds before it."""
     quiet = beside.felt(stream, _ROUND_S)
     with beside.spinning():
@@ -115,30 +112,10 @@ def _case(name: str, stream: beside.Stream, sender: subprocess.Popen[str]) -> Ro
             "spin_gap_ms": spin.gap_ms, "ratio": beside.over(found.gap_ms, spin.gap_ms)}  # fmt: skip
 
 
-@contextlib.contextmanager
-def _sender(port: int, names: list[str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", __name__, str(port), *names]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                          env=servers.environment()) as process:  # fmt: skip
-        try:
-            _answer(process)
-            yield process
-        finally:
-            process.kill()
-
-
-def _send(sender: subprocess.Popen[str], name: str) -> None:
-    if sender.stdin is None:
-        raise NotServed("the sender has no input")
-    sender.stdin.write(f"{name}\n")
-    sender.stdin.flush()
-    status = _answer(sender)
+def _send(sender: Callable[[str], str], name: str) -> None:
+    status = sender(name)
     if not status.isdigit() or int(status) >= 500:
         raise NotServed(f"{name} was answered with {status or 'nothing'}")
-
-
-def _answer(sender: subprocess.Popen[str]) -> str:
-    return "" if sender.stdout is None else sender.stdout.readline().strip()
 
 
 def _serve(port: int, names: list[str]) -> None:

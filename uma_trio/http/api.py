@@ -42,6 +42,7 @@ from uma_trio.http.intake import aside, take
 from uma_trio.http.keeping import keep_alive_of
 from uma_trio.http.llama.settings import generation_settings
 from uma_trio.http.loading import EVENTS, LoadTelling, ToldInStream, as_data, model_for
+from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.tools import loosened_header
@@ -140,12 +141,13 @@ class Api(ABC):
 
     @classmethod
     async def tokenised(cls, body: Body, shared: Shared) -> Body:
-        """Return the body with tokens in place of the texts that stand for them.
+        """Return the body with tokens in place of the texts that stand for them, and its prompts in a list.
 
         Raises:
             Fault: these texts are too many or too long.
         """
-        return await by_token(body, shared)
+        body = await by_token(body, shared)
+        return await with_prompts(body, shared) if PROMPT in cls.fields else body
 
     @abstractmethod
     def asks(self) -> Sequence[Ask]:

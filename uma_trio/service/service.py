@@ -32,7 +32,7 @@ from uma_trio.service.shelf import Shelf, ShelfEntry
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.service.thread_share import ThreadShare
 from uma_trio.service.timer import Timer
-from uma_trio.service.visibility import Running, shown_to
+from uma_trio.service.visibility import Running
 from uma_trio.sockets.principal import Principal
 from uma_trio.spelling import nearest
 from uma_trio.telemetry.outlook import Outlook
@@ -290,10 +290,6 @@ class Service:
             for report in snapshot.requests
             if (generation := self.directory.get(report.handle)) is not None
         )
-
-    async def listed(self, viewer: Principal) -> tuple[Running, ...]:
-        """Return every live request as `viewer` may see it, as :meth:`running` does."""
-        return tuple(shown_to(viewer, running) for running in await self.running())
 
     async def explain(self, handle: int | None, ticks: int) -> Recorded:
         """Return how one request, or the latest ones, spent their time, with `ticks` ticks.

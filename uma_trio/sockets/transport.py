@@ -15,7 +15,7 @@ from math import inf
 
 import trio
 
-from uma_trio.sockets.peers import Peer, is_gone, peer_of
+from uma_trio.sockets.peers import is_gone
 
 try:
     import fcntl
@@ -35,11 +35,6 @@ class Transport:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-
-    @property
-    def peer(self) -> Peer:
-        """Who is at the other end."""
-        return peer_of(self._sock)
 
     def limit_send_buffer(self, n_bytes: int) -> None:
         """Let the kernel hold only about `n_bytes` that the peer has not read."""

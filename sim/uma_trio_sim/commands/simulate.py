@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, complain, console, print_json
-from uma_trio.cli.progress import RunsDone
 from uma_trio.saying import several
+from uma_trio_sim.progress import RunsDone
 
 if TYPE_CHECKING:
     from uma_trio_sim.compare import Row

@@ -25,11 +25,11 @@ from uma_trio.http.asking import (
     TIMINGS,
     URGENCY,
 )
-from uma_trio.http.fields import Body, honoured, ignored
+from uma_trio.http.fields import honoured, ignored
 from uma_trio.http.llama.settings import only
 from uma_trio.http.logprobs import probabilities
 from uma_trio.http.openai.completions import Completions
-from uma_trio.http.prompts import PROMPT, with_prompts
+from uma_trio.http.prompts import PROMPT
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Encoder, WholeAnswer, failure_of, failure_of_all, without_answer
 from uma_trio.http.wire import sse
@@ -119,11 +119,6 @@ class Completion(Api):
         *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="llama-server's"),
         *ignored("lora", note="llama-server's"),
     )
-
-    @classmethod
-    async def tokenised(cls, body: Body, shared: Shared) -> Body:
-        """Return the body with its prompts in a list."""
-        return await with_prompts(await super().tokenised(body, shared), shared)
 
     def asks(self) -> list[Ask]:
         """Return what is asked, once for each prompt."""

@@ -22,15 +22,14 @@ from uma_trio.http.asking import (
     STREAM,
     URGENCY,
 )
-from uma_trio.http.fields import Body, honoured, refused
+from uma_trio.http.fields import honoured, refused
 from uma_trio.http.keeping import KEEP_ALIVE
 from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
 from uma_trio.http.openai.choices import Choices, Chunks
-from uma_trio.http.prompts import PROMPT, with_prompts
+from uma_trio.http.prompts import PROMPT
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import WholeAnswer, without_answer
 from uma_trio.http.wire import sse
-from uma_trio.http.wire.settings import Shared
 from uma_trio.http.wire.writing import Part
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
@@ -77,11 +76,6 @@ class Completions(Choices):
         *NOT_HERE,
         *NO_MATTER,
     )
-
-    @classmethod
-    async def tokenised(cls, body: Body, shared: Shared) -> Body:
-        """Return the body with its prompts in a list."""
-        return await with_prompts(await super().tokenised(body, shared), shared)
 
     def asks(self) -> list[Ask]:
         """Return what is asked of each prompt."""

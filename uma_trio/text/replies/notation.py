@@ -65,16 +65,8 @@ class Literals:
 
         Their JSON goes to `out`, without brackets. `kinds` are the types that a member may have.
         """
-        source, separator = self._source, ""
-        while True:
-            char = yield from source.peek()
-            if not char:
-                return False
-            source.pos += char in (close, ",")
-            if char == close:
-                return True
-            if char == ",":
-                continue
+        separator = ""
+        while item := (yield from self._next(close)):
             key = yield from self._key()
             if key is None:
                 return False
@@ -82,23 +74,28 @@ class Literals:
             separator = ", "
             if not (yield from self._value(out, kinds(key), depth)):
                 return False
+        return item is None
+
+    def _next(self, close: str) -> Steps[bool | None]:
+        """Go to the next item; None if the bracket that closes it came instead, false if the reply ended."""
+        source = self._source
+        while char := (yield from source.peek()):
+            source.pos += char in (close, ",")
+            if char == close:
+                return None
+            if char != ",":
+                return True
+        return False
 
     def _items(self, close: str, out: Out, depth: int) -> Steps[bool]:
         """Read the items of a list up to the bracket that closes it, and that."""
-        source, separator = self._source, ""
-        while True:
-            char = yield from source.peek()
-            if not char:
-                return False
-            source.pos += char in (close, ",")
-            if char == close:
-                return True
-            if char == ",":
-                continue
+        separator = ""
+        while item := (yield from self._next(close)):
             out(separator)
             separator = ", "
             if not (yield from self._value(out, _NO_KINDS, depth)):
                 return False
+        return item is None
 
     def _key(self) -> Steps[str | None]:
         """Read a key, quoted or not, and what stands behind it."""
