@@ -71,7 +71,7 @@ ASKED: dict[str, st.SearchStrategy[object]] = {
 }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     asked=st.fixed_dictionaries({}, optional=ASKED),
     temperature=st.sampled_from([0.0, 0.5, 1.5]),
@@ -275,7 +275,7 @@ def crowd(asked: list[Asked], *, drafts: bool) -> tuple[list[Sink], dict[str, fl
     return [running[n][1] for n in range(len(asked))], bench.metrics.snapshot()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(ASKED_ONE, min_size=4, max_size=8))
 def test_whoever_leaves_reads_slowly_or_is_preempted_is_told_the_same_with_drafts(
     asked: list[Asked],
