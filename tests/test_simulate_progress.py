@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from uma_trio.cli import serve
+from uma_trio_sim.commands.progress import RunsDone
 from uma_trio_sim.compare import cases, compare
 from uma_trio_sim.machine import built_in
-from uma_trio_sim.progress import RunsDone
 from uma_trio_sim.workload import WORKLOADS
 
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, complain, console, print_json
 from uma_trio.saying import several
-from uma_trio_sim.progress import RunsDone
+from uma_trio_sim.commands.progress import RunsDone
 
 if TYPE_CHECKING:
     from uma_trio_sim.compare import Row
