@@ -357,8 +357,8 @@ async def test_models_are_loaded_on_request_and_unloaded_when_idle(tmp_path: Pat
     settings = tmp_path / "uma.yaml"
     settings.write_text(
         f"models:\n  one: {bundled_model()}\n"
-        f"  two: {{model: {bundled_model()}, n_ctx: 512, load: on-request, ttl: 1s}}\n"
-        f"  bad: {{model: {tmp_path / 'bad.gguf'}, load: on-request}}\n"
+        f"  two: {{model: {bundled_model()}, n_ctx: 512, load: on-demand, ttl: 1s}}\n"
+        f"  bad: {{model: {tmp_path / 'bad.gguf'}, load: on-demand}}\n"
     )
     flags = {"config": str(settings), "socket": str(tmp_path / "s"), "policy": "baseline"}
     config = load({**flags, "http": f"127.0.0.1:{port}", "n_ctx": "512"}, {})

@@ -93,9 +93,9 @@ class Deployment:
     metrics: Metrics
 
     def as_neighbour(self) -> Neighbour | None:
-        """Return what is known of the machine by this model; None if that is nothing to rely on."""
+        """Return what is known of the machine by this model, if anything is: to measure beside its readers is worse."""
         cost = self.engine.memory.cost
-        return Neighbour(cost, self.backend) if cost is not None and cost.trusted else None
+        return None if cost is None else Neighbour(cost, self.backend)
 
     def prefixes(self) -> KeptPrefixes | None:
         """Return its saved prefixes, for when it is loaded again; None if there are none. The engine has to have ended."""
