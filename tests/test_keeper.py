@@ -81,6 +81,7 @@ async def shelf(
         return SimpleNamespace(
             served=served,
             name=name,
+            backend=SimpleNamespace(variant=lambda _adapters: None),
             as_neighbour=lambda: None,
             prefixes=lambda: None,
         )

@@ -57,6 +57,7 @@ from uma_trio.telemetry.table_file import TableFile
 from uma_trio.wiring import (
     Progress,
     chat_template,
+    check_adapters,
     chosen_policy,
     load_backend,
     net_settings,
@@ -146,6 +147,8 @@ async def serve(
     _check_trace(config)
     token = token_of(config)
     chat_template(config)  # refused before anything is loaded
+    for each in config.each():
+        check_adapters(each)
     with closing(inherited), ExitStack() as held:
         fronts = None
         if not replace or not await can_be_replaced(config):
@@ -185,7 +188,7 @@ class _Daemon:
         self,
         config: Config,
         loaded: Sequence[Loaded],
-        entries: Sequence[Entry],
+        entries: list[Entry],
         policy: Policy,
         table: TableFile | None,
         fronts: Fronts,
@@ -255,7 +258,7 @@ class _Daemon:
         self._compute.add(made.engine)
         return made
 
-    def _keep(self, entries: Sequence[Entry]) -> None:
+    def _keep(self, entries: list[Entry]) -> None:
         """Make what loads and unloads models, where there are several."""
         self._keeper = Keeper(
             entries,
@@ -263,7 +266,7 @@ class _Daemon:
             lambda entry, loaded: self._deploy(entry, loaded, {}),
             self._let_model_go,
         )
-        if len(entries) > 1:
+        if len(self._keeper.entries) > 1:
             self._service.shelf = self._keeper
 
     async def _let_model_go(self, deployment: Deployment) -> None:

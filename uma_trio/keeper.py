@@ -13,29 +13,31 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final, Literal
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from uma_protocol.errors import Code
-from uma_trio.backend.base import ModelError
+from uma_trio.backend.base import Adapter, ModelError
 from uma_trio.backend.kv_memory import available_memory
 from uma_trio.backend.needs import Estimate
 from uma_trio.config.errors import ConfigError
+from uma_trio.config.models import ON_DEMAND
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Neighbour
-from uma_trio.deployment import Deployment, KeptPrefixes, Loaded, load
+from uma_trio.deployment import Deployment, KeptPrefixes, Loaded, Read, load
 from uma_trio.machine import give_memory_back
 from uma_trio.service.ask import Refusal
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
+from uma_trio.service.variants import by_list, by_name, name_of
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.wiring import estimate, load_backend
+from uma_trio.wiring import adapters_of, estimate, load_backend, try_adapters, variant_estimate
 
 State = Literal["unloaded", "loading", "loaded", "draining", "unloading", "failed"]
 AGAIN_S: Final = 30.0
@@ -63,10 +65,15 @@ class Entry:
     `loaded_at`, in `took_s`. `keep_s` is how long a request said that it stays, and `served_as` what it was called when it was
     loaded last. `metrics` count on when it is loaded again. `estimate` is what memory it takes, once that was
     found out. `prefixes` are what
-    was saved before it was unloaded. `payer` caused the loading that goes on.
+    was saved before it was unloaded. `payer` caused the loading that goes on. A *variant* is the model `base` with some of
+    its `known` adapters, in a context of its own on the same weights; one that a request made up is `passing`, and
+    forgotten when it is not loaded.
     """
 
     config: Config
+    base: Entry | None = None
+    adapters: tuple[Adapter, ...] = ()
+    passing: bool = False
     state: State = "unloaded"
     deployment: Deployment | None = None
     held: ExitStack | None = None
@@ -87,6 +94,11 @@ class Entry:
     payer: str = ""
     changed: trio.Event = field(factory=trio.Event)
     before_thread: trio.CancelScope | None = None
+
+    @property
+    def known(self) -> tuple[Adapter, ...]:
+        """The adapters that requests may use with it."""
+        return adapters_of(self.config)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -165,22 +177,26 @@ class Entry:
 class Keeper:
     """Loads and unloads models. For trio's thread.
 
-    `deploy` wires what was loaded and lets it be computed; `let_go` ends that, and returns when no thread uses it.
+    To `entries`, which it owns, it adds variants. `deploy` wires what was loaded and lets it be computed; `let_go` ends that, and returns when no thread uses it.
     """
 
     def __init__(
         self,
-        entries: Sequence[Entry],
+        entries: list[Entry],
         service: Service,
         deploy: Callable[[Entry, Loaded], Deployment],
         let_go: Callable[[Deployment], Awaitable[None]],
     ) -> None:
-        self.entries = entries
+        self.entries: Sequence[Entry] = entries
+        self._entries = entries  # the same list
         self._service = service
         self._deploy, self._let_go = deploy, let_go
         self._one, self._trial = trio.Lock(), trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._log = log.get("models")
+        for entry in tuple(entries):
+            for adapter in entry.known:
+                self.variant(entry, (adapter,)).passing = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Load what is asked for, and unload what is idle, until cancelled."""
@@ -195,9 +211,47 @@ class Keeper:
                     elif lives_s is not None and trio.current_time() - entry.used_at >= lives_s:
                         await self.unload(entry)
 
+    @property
+    def is_one(self) -> bool:
+        """Whether there is one model only, without or with adapters."""
+        return sum(each.base is None for each in self.entries) < 2
+
     def find(self, name: str) -> Entry | None:
-        """Return the model of this name."""
-        return next((entry for entry in self.entries if name in entry.names), None)
+        """Return the model of this name, which may be that of a variant.
+
+        Raises:
+            Refusal: it has no such adapter.
+        """
+        for entry in self.entries:
+            if name in entry.names:
+                return entry
+        model, _, adapters = name.rpartition(":")
+        base = next((e for e in self.entries if not e.base and model in e.names), None)
+        if base is None or not base.known or adapters == "latest":
+            return None
+        return self.variant(base, by_name(adapters, base.known))
+
+    def with_adapters(self, entry: Entry, asked: Sequence[Mapping[str, object]]) -> str:
+        """Return the name of a model with the adapters of llama-server's list in place of its own.
+
+        Raises:
+            Refusal: the list is no such list, or names what is not there.
+        """
+        base = entry.base or entry
+        return self.variant(base, by_list(asked, base.known)).names[0]
+
+    def variant(self, base: Entry, adapters: tuple[Adapter, ...]) -> Entry:
+        """Return a model with these adapters."""
+        if not adapters:
+            return base
+        name = f"{base.names[0]}:{name_of(adapters, base.known)}"
+        for entry in self.entries:
+            if entry.base is base and entry.names[0] == name:
+                return entry
+        self._entries[:] = [each for each in self._entries if not _is_forgotten(each)]
+        made = Entry(_variant_config(base.config, name), base, adapters, passing=True)
+        self._entries.append(made)
+        return made
 
     def keep(self, entry: Entry, seconds: float) -> None:
         """Keep a model loaded for so long behind its latest request; it may make room for others earlier."""
@@ -287,7 +341,9 @@ class Keeper:
 
     def _may_go(self, entry: Entry) -> bool:
         """Whether a model may be unloaded at all: encoders compute beside the first one."""
-        return len(self.entries) > 1 and not (entry is self.entries[0] and self._service.embedders)
+        if entry.base is not None:
+            return True
+        return not self.is_one and not (entry is self.entries[0] and self._service.embedders)
 
     async def _load(self, entry: Entry) -> None:
         name, held = entry.names[0], ExitStack()
@@ -298,6 +354,8 @@ class Keeper:
             pass
         except (ModelError, ConfigError, NoRoom, OSError) as error:
             self._failed(entry, str(error))
+        except Refusal as refusal:  # of the model that it is a variant of
+            self._failed(entry, refusal.message)
         except Exception as error:
             # Memory that ran out, or a fault of ours: the other models are served on.
             self._log.error("cannot be loaded", model=name, exc_info=error)
@@ -326,11 +384,13 @@ class Keeper:
 
     async def _in_turn(self, entry: Entry, held: ExitStack) -> None:
         """Load a model when it is its turn and there is room. Cancelled before the loading begins, it does nothing."""
+        read: Read | None = None
+        if entry.base is not None:
+            entry.phase = f"waits for model {entry.base.names[0]}"
+            read = await self._on_base(entry, entry.base, held)
         entry.phase = "is tried before it is loaded"
         async with self._trial:
-            entry.estimate = await trio.to_thread.run_sync(
-                estimate, entry.config, abandon_on_cancel=True
-            )
+            entry.estimate = await trio.to_thread.run_sync(_tried, entry, abandon_on_cancel=True)
         entry.is_tried, entry.phase = True, "waits until another model is loaded"
         async with self._one:
             if entry.held is not None:  # its engine died
@@ -345,11 +405,24 @@ class Keeper:
                 held,
                 partial(entry.show, "is loading"),
                 partial(entry.show, "is measured"),
-                read=partial(load_backend, several=True, measures=neighbour is None),
+                read=read or partial(load_backend, several=True, measures=neighbour is None),
                 beside=neighbour,
             )
             entry.deployment, entry.held = self._deploy(entry, loaded), held
             entry.took_s = trio.current_time() - began
+
+    async def _on_base(self, entry: Entry, base: Entry, held: ExitStack) -> Read:
+        """Return what makes a variant's context; the weights stay in memory for as long as it is there.
+
+        Raises:
+            Refusal: the model cannot be loaded.
+        """
+        served = await self.ready(base, entry.payer)
+        held.callback(served.uses.begin())
+        if base.deployment is None:
+            raise NoRoom(f"{base.names[0]} is not loaded any more; try again")
+        backend, adapters = base.deployment.backend, entry.adapters
+        return lambda _config, _progress: backend.variant(adapters)
 
     async def _make_room(self, entry: Entry, needed: Estimate) -> None:
         """Unload models that are not pinned, least recently used first, until this one fits.
@@ -357,21 +430,15 @@ class Keeper:
         One that is in use is waited for. Raises :class:`NoRoom` where that would not help.
         """
         began, draining = trio.current_time(), list[Entry]()
-        need = needed.least.total
         try:
-            while (free := available_memory()) is not None and need > free:
-                others = [each for each in self.entries if each is not entry and self._gives(each)]
-                for each in others:
-                    if each.estimate is None:  # it was loaded with the daemon
-                        each.estimate = await trio.to_thread.run_sync(estimate, each.config)
-                if not others or need > free + sum(each.size for each in others):
-                    if self._drop_prefixes(but_for=entry):
-                        continue
-                    raise NoRoom(needed.refusal(free))
+            while others := self._in_the_way(entry, needed):
+                unknown = [each for each in others if each.estimate is None]
+                for each in unknown:  # it was loaded with the daemon
+                    each.estimate = await trio.to_thread.run_sync(_estimated, each)
+                if unknown:
+                    continue
                 by_use = sorted(others, key=lambda one: one.used_at)
-                entry.phase = (
-                    f"waits for memory that {' and '.join(e.names[0] for e in by_use)} has"
-                )
+                entry.phase = _waits_for(entry, by_use)
                 for each in by_use:
                     if _is_idle(each) and await self.unload(each):
                         break
@@ -383,6 +450,26 @@ class Keeper:
             for each in draining:
                 if each.state == "draining":
                     each.become("loaded")
+
+    def _in_the_way(self, entry: Entry, needed: Estimate) -> list[Entry]:
+        """Return the models of which one has to go before this one is loaded.
+
+        Where it is not known what memory one of them takes, all are returned. Raises :class:`NoRoom`.
+        """
+        given = [each for each in self.entries if each is not entry and self._gives(each)]
+        if entry.base is not None:
+            variants = [each for each in given if each.base is entry.base]
+            if len(variants) >= entry.config.lora_contexts:
+                return variants
+        need, free = needed.least.total, available_memory()
+        while free is not None and need > free:
+            known = all(each.estimate is not None for each in given)
+            if given and (not known or need <= free + sum(each.size for each in given)):
+                return given
+            if not self._drop_prefixes(but_for=entry):
+                raise NoRoom(needed.refusal(free))
+            free = available_memory()
+        return []
 
     def _drop_prefixes(self, but_for: Entry) -> bool:
         """Free the saved prefixes of the model that was unloaded the longest ago; False if there are none."""
@@ -408,11 +495,54 @@ class Keeper:
         )
 
 
+def _tried(entry: Entry) -> Estimate:
+    """Try the files of a model, and return what it takes. Raises :class:`ModelError`."""
+    if entry.base is not None:
+        try_adapters(entry.config, entry.adapters)
+    return _estimated(entry)
+
+
+def _estimated(entry: Entry) -> Estimate:
+    """Return what memory a model takes; of a variant only its context. Raises :class:`ModelError`."""
+    return estimate(entry.config) if entry.base is None else variant_estimate(entry.config)
+
+
+def _variant_config(config: Config, name: str) -> Config:
+    """Return the settings of a variant: those of the model, with a name, and a trace, of its own."""
+    trace = config.trace
+    if trace is not None:
+        part = "".join(each if each.isalnum() else "-" for each in name)
+        trace = trace.with_name(f"{trace.stem}-{part}{trace.suffix}")
+    return evolve(
+        config,
+        alias=(name,),
+        load=ON_DEMAND,
+        lora=(),
+        is_variant=True,
+        model_ttl_s=None,
+        model_pin=False,
+        trace=trace,
+    )
+
+
+def _is_forgotten(entry: Entry) -> bool:
+    """Whether nobody needs what a request made up."""
+    failed = entry.state == "failed" and trio.current_time() - entry.failed_at >= AGAIN_S
+    return entry.passing and not entry.waiting and (entry.state == "unloaded" or failed)
+
+
 def _is_idle(entry: Entry) -> bool:
     """Whether a model may make room now. It stays at least as long as its loading took: half of the time goes there at most."""
     stays_s = min(entry.took_s, SWAP_AFTER_S)
     used = entry.deployment is not None and bool(entry.deployment.served.uses)
     return not used and trio.current_time() - entry.loaded_at >= stays_s
+
+
+def _waits_for(entry: Entry, others: Sequence[Entry]) -> str:
+    """Return what a model waits for that `others` have."""
+    contexts = entry.base is not None and all(each.base is entry.base for each in others)
+    what = "a context" if contexts else "memory"
+    return f"waits for {what} that {' and '.join(each.names[0] for each in others)} has"
 
 
 def _drain(by_use: Sequence[Entry], draining: list[Entry]) -> None:

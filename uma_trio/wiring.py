@@ -6,7 +6,7 @@ Whatever translates between two parts' words stands here, so that none of them k
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,11 @@ from attrs import evolve
 
 from uma_trio import __version__
 from uma_trio.backend.attention import prefers_flash
-from uma_trio.backend.base import Backend, ModelError, ModelInfo
+from uma_trio.backend.base import Adapter, Backend, ModelError, ModelInfo
 from uma_trio.backend.bindings import want
 from uma_trio.backend.kv_memory import N_BATCH, available_memory
-from uma_trio.backend.needs import Estimate, Question
+from uma_trio.backend.needs import Estimate, Needs, Question
+from uma_trio.config.adapters import adapter_spec
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.costing.attention import flash_as_recalled, flash_is_faster, recall
@@ -152,6 +153,46 @@ def _refuse_without_room(config: Config, *, beside_another: bool) -> None:
         needed.refuse_beside(room)
     elif needed.least.private > room:
         raise ModelError(f"{model_path(config)} does not fit: {needed.refusal(room)}.")
+
+
+def variant_estimate(config: Config) -> Estimate:
+    """Return what memory a further context of a loaded model takes. Raises :class:`ModelError`."""
+    whole = estimate(config)
+    return Estimate(_without_weights(whole.needs), _without_weights(whole.least))
+
+
+def _without_weights(needs: Needs) -> Needs:
+    return evolve(needs, own=0, mapped=0, other=0)
+
+
+def adapters_of(config: Config) -> tuple[Adapter, ...]:
+    """Return the adapters that a model has, with the scales that they have where a request says none."""
+    return tuple(Adapter(*adapter_spec(text)) for text in config.lora)
+
+
+def check_adapters(config: Config) -> None:
+    """Refuse files that are no adapters for the model. Raises :class:`ModelError`."""
+    from uma_trio.backend.gguf_header import read_header
+
+    if not config.lora:
+        return
+    wanted = read_header(model_path(config)).architecture
+    for adapter in adapters_of(config):
+        header = read_header(adapter.path)
+        if header.metadata.get("general.type") != "adapter":
+            raise ModelError(f"{adapter.path} is no LoRA adapter; name one that is (--lora).")
+        if header.architecture != wanted:
+            raise ModelError(
+                f"{adapter.path} is an adapter for {header.architecture}, and the model is {wanted}."
+            )
+
+
+def try_adapters(config: Config, adapters: Sequence[Adapter]) -> None:
+    """Try adapters with their model in a process of its own. Raises :class:`ModelError` if one cannot be used."""
+    from uma_trio.backend.llama_probe import probe_adapter
+
+    for adapter in adapters:
+        probe_adapter(model_path(config), adapter.path)
 
 
 def chosen_policy(config: Config) -> Policy:
@@ -357,6 +398,8 @@ def model_info(config: Config, backend: Backend) -> ModelInfo:
 def bounds(config: Config, backend: Backend) -> Bounds:
     """Put the options into the words of the service."""
     file = backend.model.name
+    if config.is_variant:
+        file = config.alias[0]  # that of the file is the model's without adapters
     asked = str(config.model) if config.model is not None else ""
     by_name = asked and not asked.endswith(".gguf") and not Path(asked).exists()
     names = config.alias or ((asked,) if by_name else (file,))

@@ -46,6 +46,12 @@ class NodePauses:
         """The part of a decode's time that its longest node takes."""
         return float(self._share.max())
 
+    def like(self) -> NodePauses:
+        """Return the callback of another context with the same weights."""
+        found = NodePauses()
+        found._share = self._share
+        return found
+
     def profile(self, decode: Callable[[], int]) -> None:
         """Time each node of a decode. Raises :class:`ModelError` if it fails."""
         for _ in range(2):  # the first time memory is touched for the first time

@@ -44,11 +44,13 @@ _SLICE: Final = 16_384  # characters that are encoded while the GIL is held
 class ModelHandle:
     """Owns a ``llama_model``: the weights live until the last user of this object is gone.
 
-    So a helper thread that is still tokenising while the daemon stops is safe without a lock.
+    So a helper thread that is still tokenising while the daemon stops is safe without a lock. `adapters` are those
+    that were loaded for it, by their files: they go with it.
     """
 
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
+        self.adapters: dict[Path, int] = {}
         self._free = llama.llama_model_free  # a global may be gone before this object is
 
     def __del__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +56,15 @@ class ModelError(Exception):
 
 class BackendDied(Exception):
     """The backend is broken beyond one batch; the daemon must end."""
+
+
+@frozen
+class Adapter:
+    """A LoRA adapter: what requests call it, its file, and how much of it is added to the weights."""
+
+    name: str
+    path: Path
+    scale: float = 1.0
 
 
 @frozen
@@ -323,5 +333,11 @@ class Backend(Protocol):
         The numbers in them are the same. False, and nothing has changed, if that failed.
         """
 
+    def variant(self, adapters: Sequence[Adapter]) -> Backend:
+        """Return a backend with the same weights and these adapters, with cells of its own.
+
+        May be called on any thread, also while this one computes. Raises :class:`ModelError`.
+        """
+
     def close(self) -> None:
-        """Free everything. Idempotent; nothing else may be called after."""
+        """Free everything. Idempotent; nothing else may be called after but :meth:`variant`."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
+from zlib import crc32
 
 import numpy as np
 from attrs import frozen
 
 from uma_trio.backend.base import (
+    Adapter,
     BackendDied,
     Batch,
     DecodeStatus,
@@ -446,6 +448,14 @@ class FakeBackend:
             alone = np.flatnonzero(self._map.exclusive(slot)[: max(0, behind)])
             if len(alone):
                 self._first[slot] = max(self._first[slot], int(alone[-1]) + 1)
+
+    def variant(self, adapters: Sequence[Adapter]) -> FakeBackend:
+        """Return a model that says something else with each adapter and scale."""
+        key = mix(self._key, crc32(repr([(a.name, a.scale) for a in adapters]).encode()))
+        limits = self.limits
+        return FakeBackend(
+            n_ctx=limits.n_ctx, n_slots=limits.n_slots, n_batch=limits.n_batch, key=key
+        )
 
     def close(self) -> None:
         """Note that it was closed."""

@@ -10,15 +10,16 @@ a batch that is too large, on a slot out of range) is checked here first and ans
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
 from uma_trio.backend import _llama_lib as lib
+from uma_trio.backend._llama_adapters import set_adapters
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_compute import Compute
 from uma_trio.backend._llama_flash import time_both
@@ -44,9 +45,10 @@ from uma_trio.backend._llama_options import (
     subject,
 )
 from uma_trio.backend._llama_pauses import NodePauses, with_pauses
-from uma_trio.backend._llama_vocab import LlamaVocabulary
+from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.attention import Chooser
 from uma_trio.backend.base import (
+    Adapter,
     BackendDied,
     Batch,
     DecodeStatus,
@@ -59,12 +61,23 @@ from uma_trio.backend.base import (
     Traits,
     nothing,
 )
-from uma_trio.backend.gguf_header import read_header
+from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.mapped_file import release
 from uma_trio.backend.placement import Placement
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
+
+
+@frozen(eq=False)
+class _Recipe:
+    """How the context of a model was made, for another one on the same weights."""
+
+    model: ModelHandle
+    header: GgufHeader
+    cells: _Cells
+    flash: int
+    make: Callable[..., int]
 
 
 class _Cells(TypedDict):
@@ -94,8 +107,11 @@ class LlamaBackend:
         *,
         whole_cache: bool,
         keeps_high_water: bool,
+        recipe: _Recipe,
     ) -> None:
         self._context: int | None = context
+        self._placement, self._keeps_high_water = placement, keeps_high_water
+        self._recipe = recipe
         self.model = info
         limits = _limits(context, info, n_slots, whole_cache=whole_cache)
         self.vocabulary = vocabulary  # which keeps the weights alive
@@ -183,7 +199,32 @@ class LlamaBackend:
             *(LlamaVocabulary(model), info, context, n_slots, kv_type, placement, pausing),
             whole_cache=flash == FLASH_OFF,
             keeps_high_water=placement.on_gpu if holds_extent is None else holds_extent,
+            recipe=_Recipe(model, header, cells, flash, made),
         )
+
+    def variant(self, adapters: Sequence[Adapter]) -> LlamaBackend:
+        """Return a backend with these adapters on the same weights, in a context of its own.
+
+        It has the same vocabulary. May be called on any thread, also while this one computes or after it was closed. Try
+        the adapters in a process of their own first (:func:`~uma_trio.backend.llama_probe.probe_adapter`). Raises
+        :class:`ModelError`.
+        """
+        recipe = self._recipe
+        refuse_without_room(recipe.header, self._placement, **recipe.cells, flash=recipe.flash)
+        pauses = None if self._pauses is None else self._pauses.like()
+        context = recipe.make(callback=None if pauses is None else pauses.callback)
+        try:
+            set_adapters(context, recipe.model, adapters)
+            return LlamaBackend(
+                *(self.vocabulary, self.model, context, self.limits.n_slots),
+                *(recipe.cells["kv_type"], self._placement, pauses),
+                whole_cache=self.limits.whole_cache,
+                keeps_high_water=self._keeps_high_water,
+                recipe=recipe,
+            )
+        except BaseException:
+            llama.llama_free(context)
+            raise
 
     @property
     def traits(self) -> Traits:

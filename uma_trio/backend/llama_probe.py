@@ -1,6 +1,7 @@
 """Tries a model in a process of its own, before it is loaded: llama.cpp ends the process at some files.
 
-``python -m uma_trio.backend.llama_probe FILE QUESTION`` writes what the model needs as a line of JSON.
+``python -m uma_trio.backend.llama_probe FILE QUESTION`` writes what the model needs as a line of JSON. With ``--adapter ADAPTER`` for the
+question it computes two tokens of the model with that.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import Estimate, Needs, Question
 
 _LONGEST_S: Final = 60.0
+_ADAPTER: Final = "--adapter"
 
 
 def probe(path: Path) -> Needs:
@@ -31,20 +34,35 @@ def estimate(path: Path, question: Question) -> Estimate:
     return Estimate(Needs(**found["needs"]), Needs(**found["least"]), curve)
 
 
+def probe_adapter(path: Path, adapter: Path) -> None:
+    """Try an adapter with the model that it is for. Takes seconds, as the model is read.
+
+    Raises:
+        ModelError: it cannot be used.
+    """
+    _answer(path, [_ADAPTER, str(adapter)], adapter)
+
+
 def _asked(path: Path, question: Question | None) -> dict[str, Any]:
-    asked = json.dumps(None if question is None else asdict(question))
-    command = [sys.executable, "-P", "-m", "uma_trio.backend.llama_probe", str(path), asked]
+    return _answer(path, [json.dumps(None if question is None else asdict(question))], path)
+
+
+def _answer(path: Path, words: Sequence[str], looked_at: Path) -> dict[str, Any]:
+    """Return what a process of its own says. Raises :class:`ModelError`."""
+    command = [sys.executable, "-P", "-m", "uma_trio.backend.llama_probe", str(path), *words]
     try:
         tried = subprocess.run(  # noqa: S603 - our own interpreter and module
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ModelError(f"llama.cpp took more than {_LONGEST_S:g} s to look at {path}.") from None
+        raise ModelError(
+            f"llama.cpp took more than {_LONGEST_S:g} s to look at {looked_at}."
+        ) from None
     try:
         found: dict[str, Any] = json.loads(tried.stdout)
     except ValueError:
         raise ModelError(
-            f"llama.cpp ended its process when it read {path}: the file is damaged or not supported; "
+            f"llama.cpp ended its process when it read {looked_at}: the file is damaged or not supported; "
             "download it again."
         ) from None
     if "problem" in found:
@@ -52,14 +70,16 @@ def _asked(path: Path, question: Question | None) -> dict[str, Any]:
     return found
 
 
-def main(path: Path, asked: str) -> None:
+def main(path: Path, asked: str, adapter: Path | None = None) -> None:
     """Try the model and write a line of JSON."""
-    from uma_trio.backend import llama_needs
+    from uma_trio.backend import _llama_adapters, llama_needs
 
-    wanted = json.loads(asked)
-    answer: dict[str, object]
+    wanted = None if adapter is not None else json.loads(asked)
+    answer: dict[str, object] = {}
     try:
-        if wanted is None:
+        if adapter is not None:
+            _llama_adapters.try_adapter(path, adapter)
+        elif wanted is None:
             answer = {"needs": asdict(llama_needs.of_encoder(path))}
         else:
             wanted["others"] = tuple(wanted["others"])
@@ -70,4 +90,5 @@ def main(path: Path, asked: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    file, word, *further = sys.argv[1:]
+    main(Path(file), word, Path(further[0]) if word == _ADAPTER else None)

@@ -10,7 +10,8 @@ from uma_trio.config.option import Option
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": (
         "model", "load", "model_dir", "llama", "threads", "gpu_layers", "flash_attention", "mlock", "mmap", "alias",
-        "chat_template_file", "reasoning", "reply_format", "embedding_model", "rerank_model", "encoder_ttl_s",
+        "chat_template_file", "reasoning", "reply_format", "lora", "lora_contexts", "embedding_model", "rerank_model",
+        "encoder_ttl_s",
     ),
     "Clients": (
         "socket", "token_file", "max_sessions", "max_queue", "max_prompt_bytes", "max_tokens", "max_tokens_cap",

@@ -17,7 +17,8 @@ from uma_trio.spelling import nearest
 SECTION: Final = "models"
 OF_A_MODEL: Final = (
     "model", "n_ctx", "parallel", "kv_type", "flash_attention", "gpu_layers", "mlock", "mmap", "max_tokens",
-    "chat_template_file", "reasoning", "reply_format", "speculation", "prefix_ram", "session_ttl_s",
+    "chat_template_file", "reasoning", "reply_format", "speculation", "prefix_ram", "session_ttl_s", "lora",
+    "lora_contexts",
 )  # fmt: skip
 """The options that a model may have for itself, under the same names as in the file."""
 _YEAR_S: Final = 31_536_000.0

@@ -13,6 +13,7 @@ import attrs
 from attrs import frozen
 
 from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
+from uma_trio.config.adapters import read_adapters
 from uma_trio.config.http import HttpConfig
 from uma_trio.config.models import LOADS, ModelSpec
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
@@ -112,6 +113,28 @@ class Config(HttpConfig):
         since="0.1",
         help="A folder in which models are looked for by name, besides the caches of Hugging Face, Ollama "
         "and LM Studio; may be given several times.",
+    )
+    lora: tuple[str, ...] = option(
+        (),
+        flag="--lora",
+        read=read_adapters,
+        shown_default="none",
+        metavar="[NAME=]FILE[:SCALE]",
+        since="0.1",
+        help="A LoRA adapter of the model, as a GGUF file; may be given several times. A request uses it by "
+        "the name MODEL:NAME, or by the field `lora`, with this scale or another one; no request uses it otherwise. "
+        "Where --model is repeated it is of the first one. Models of the section `models` have their own "
+        "(docs/MODELS.md).",
+    )
+    lora_contexts: int = option(
+        2,
+        flag="--lora-contexts",
+        minimum=1,
+        maximum=64,
+        unit="contexts",
+        since="0.1",
+        help="How many variants of a model with adapters are in memory at once, each with a context of "
+        "--n-ctx tokens on the same weights. Requests for a further one wait until one of these is idle.",
     )
     socket: Path = option(
         Path(SHARED_SOCKET),
@@ -491,6 +514,9 @@ class Config(HttpConfig):
     model_pin: bool = False
     """Of one model: whether it stays loaded, whoever needs its memory."""
 
+    is_variant: bool = False
+    """Of one model: whether it is another one with adapters."""
+
     model_hidden: bool = False
     """Of one model: whether it is left out of lists."""
 
@@ -522,7 +548,7 @@ class Config(HttpConfig):
             model_pin=spec.pinned,
             model_hidden=spec.hidden,
             defaults=spec.defaults,
-            **spec.settings,  # type: ignore[arg-type]  # structured
+            **{"lora": (), **spec.settings},  # type: ignore[arg-type]  # structured
         )
         if self.trace is None or (self.model is None and spec is self.models[0]):
             return found

@@ -361,7 +361,7 @@ async def _reading(
     chosen, body = taken.value
     origin = origin_of(exchange.request, shared, chosen.id_of(exchange.request, shared))
     lane, telling = lane_of(body, exchange.request.head), chosen.told(body) if streams else None
-    name = body.get("model")
+    name = shared.service.with_adapters(body.get("model"), body.get("lora"))
     needed = chosen.needs_model(body)
     async with (
         model_for(exchange, shared, name, origin, lane, telling)

@@ -90,6 +90,12 @@ MODEL = honoured(
     "in the answer (--http-strict, --alias)",
 )
 
+LORA = honoured(
+    "lora",
+    ListOf(0, 64, Object(1024), 'objects such as {"id": 0, "scale": 0.5}'),
+    "the adapters of the model that are used, by number as in /lora-adapters or by `name`; others are not (--lora)",
+)
+
 SAMPLING: tuple[Field, ...] = (
     honoured("temperature", Number(0, 100), "0 always takes the most likely token", default="1"),
     honoured("top_p", Number(0, 1), "1 is off", default="1"),

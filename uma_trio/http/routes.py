@@ -9,7 +9,14 @@ from uma_trio.http.events import events
 from uma_trio.http.explain import explain
 from uma_trio.http.generate import generate
 from uma_trio.http.llama.completion import completion, completions
-from uma_trio.http.llama.server import apply_template, detokenize, props, slots, tokenize
+from uma_trio.http.llama.server import (
+    adapters,
+    apply_template,
+    detokenize,
+    props,
+    slots,
+    tokenize,
+)
 from uma_trio.http.ollama.endpoint import chat as ollama_chat
 from uma_trio.http.ollama.endpoint import generate as ollama_generate
 from uma_trio.http.ollama.errors import reply_to as ollama_error
@@ -44,6 +51,7 @@ ROUTES = (
     Route("GET", "/health", health, access="open", errors=native_error),
     Route("GET", "/props", props, errors=native_error),
     Route("GET", "/slots", slots, errors=native_error),
+    Route("GET", "/lora-adapters", adapters, errors=native_error),
     Route("POST", "/tokenize", tokenize, errors=native_error),
     Route("POST", "/detokenize", detokenize, errors=native_error),
     Route("POST", "/apply-template", apply_template, errors=native_error),

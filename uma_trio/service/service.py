@@ -14,6 +14,7 @@ import trio
 from attrs import evolve
 
 from uma_protocol.errors import Code
+from uma_trio.backend.base import Adapter
 from uma_trio.engine.messages import EncoderKind, Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.service import loading
@@ -32,6 +33,7 @@ from uma_trio.service.shelf import Shelf, ShelfEntry
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.service.thread_share import ThreadShare
 from uma_trio.service.timer import Timer
+from uma_trio.service.variants import by_list
 from uma_trio.service.visibility import Running
 from uma_trio.sockets.principal import Principal
 from uma_trio.spelling import nearest
@@ -160,7 +162,36 @@ class Service:
         if name is None:
             found: ShelfEntry = shelf.entries[0]
             return found
-        return shelf.find(name) or shelf.find(name.removesuffix(_ANY_TAG))
+        one: ShelfEntry | None = shelf.find(name) or shelf.find(name.removesuffix(_ANY_TAG))
+        return shelf.entries[0] if one is None and shelf.is_one else one
+
+    def adapters(self, name: str | None) -> Sequence[Adapter]:
+        """Return the adapters that requests may use with a model.
+
+        Raises:
+            Refusal: there is none of this name.
+        """
+        entry = self.entry(name)
+        if entry is None:
+            self.find(name)  # with the nearest name
+            return ()
+        return entry.known
+
+    def with_adapters(
+        self, name: str | None, asked: Sequence[Mapping[str, object]] | None
+    ) -> str | None:
+        """Return the name of a model with the adapters of llama-server's list; its own where there is no list.
+
+        Raises:
+            Refusal: there is no model of this name, the list is no such list, or names what is not there.
+        """
+        if asked is None:
+            return name
+        shelf, entry = self.shelf, self.entry(name)
+        if shelf is None or entry is None:
+            by_list(asked, ())
+            return name
+        return shelf.with_adapters(entry, asked)
 
     def find(self, name: str | None) -> ServedModel:
         """Return the loaded model of this name. The only one is returned under any name.
@@ -176,6 +207,8 @@ class Service:
                 if served.bounds.names(each):
                     return served
         if (entry := self.entry(name)) is not None:
+            if shelf is not None and shelf.is_one and entry is shelf.entries[0]:
+                return self.default
             why = f"{entry.names[0]} is {entry.state}; a request for an answer loads it"
             raise Refusal(Code.E_MODEL_001, why)
         shown = [] if shelf is None else [each for each in shelf.entries if not each.hidden]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from uma_trio.backend.base import Adapter
 from uma_trio.service.served import ServedModel
 
 
@@ -14,6 +15,10 @@ class ShelfEntry(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """What requests may call it."""
+
+    @property
+    def known(self) -> Sequence[Adapter]:
+        """The adapters that requests may use with it."""
 
     @property
     def state(self) -> str:
@@ -55,6 +60,13 @@ class Shelf(Protocol[EntryT]):
     """What loads and unloads models. The first of `entries` answers requests that name none."""
 
     entries: Sequence[EntryT]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is one model only, without or with adapters."""
+
+    def with_adapters(self, entry: EntryT, asked: Sequence[Mapping[str, object]]) -> str:
+        """Return the name of a model with these adapters in place of its own. Raises :class:`Refusal`."""
 
     def find(self, name: str) -> EntryT | None:
         """Return the model of this name."""

@@ -14,6 +14,7 @@ from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import (
     AWAITS,
     CACHE,
+    LORA,
     MODEL,
     NO_MATTER,
     NO_TOOLS,
@@ -110,6 +111,7 @@ class Completion(Api):
         *URGENCY,
         *CACHE,
         SPECULATION,
+        LORA,
         PACE,
         AWAITS,
         *SHAPES,
@@ -117,7 +119,6 @@ class Completion(Api):
         *NOT_HERE,
         *NO_MATTER,
         *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="llama-server's"),
-        *ignored("lora", note="llama-server's"),
     )
 
     def asks(self) -> list[Ask]:

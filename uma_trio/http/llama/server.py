@@ -141,6 +141,16 @@ async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[
     ]
 
 
+async def adapters(exchange: Exchange, shared: Shared) -> Reply:
+    """List the LoRA adapters of a model (`?model=`), by the numbers that `lora` of a body has. Requests that name none use none."""
+    known = shared.service.adapters(exchange.request.head.query.get("model"))
+    found = [
+        {"id": n, "name": one.name, "path": one.path.name, "scale": 0.0, "default_scale": one.scale}
+        for n, one in enumerate(known)
+    ]
+    return _json(found)
+
+
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
     body = await fields_of(exchange, shared, TOKENIZE)

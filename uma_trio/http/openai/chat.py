@@ -13,6 +13,7 @@ from uma_trio.http.api import answered, counted
 from uma_trio.http.asking import (
     AWAITS,
     CACHE,
+    LORA,
     MODEL,
     NO_MATTER,
     NOT_HERE,
@@ -96,6 +97,7 @@ class ChatCompletions(Choices):
         *CACHE,
         *KEEP_ALIVE,
         SPECULATION,
+        LORA,
         PACE,
         AWAITS,
         *SHAPES,

@@ -12,6 +12,7 @@ from uma_trio.engine.messages import Finished, PromptDone, TokenOut
 from uma_trio.http.asking import (
     AWAITS,
     CACHE,
+    LORA,
     MODEL,
     NO_MATTER,
     NO_TOOLS,
@@ -69,6 +70,7 @@ class Completions(Choices):
         *CACHE,
         *KEEP_ALIVE,
         SPECULATION,
+        LORA,
         PACE,
         AWAITS,
         *SHAPES,

@@ -1,0 +1,124 @@
+"""Variants of a model: contexts on the same weights up to a bound, adapters that are bad, requests that make them up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from test_keeper import GIB, Shelf, shelf
+from trio.testing import MockClock
+
+from uma_trio import keeper
+from uma_trio.backend.base import Adapter, ModelError
+from uma_trio.service.ask import Refusal
+
+
+@asynccontextmanager
+async def adapted(
+    monkeypatch: pytest.MonkeyPatch, bad: tuple[str, ...] = (), **changes: Any
+) -> AsyncIterator[Shelf]:
+    """Run models with the adapters `x`, `y` and `z`, of which some are `bad`."""
+
+    def try_adapters(_config: object, adapters: tuple[Adapter, ...]) -> None:
+        for each in adapters:
+            if each.name in bad:
+                raise ModelError(f"llama.cpp cannot load the adapter {each.path}.")
+
+    monkeypatch.setattr(keeper, "variant_estimate", lambda config: keeper.estimate(config))  # noqa: PLW0108 - it is replaced later
+    monkeypatch.setattr(keeper, "try_adapters", try_adapters)
+    lora = ("x=x.gguf", "y=y.gguf:0.5", "z=z.gguf")
+    async with shelf(monkeypatch, 64 * GIB, lora=lora, **{"lora_contexts": 2, **changes}) as models:
+        yield models
+
+
+async def test_a_variant_is_loaded_on_the_weights_of_its_model(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """The model is loaded first, and stays for as long as the variant does."""
+    async with adapted(monkeypatch) as models:
+        assert await models.ask("a:x") == "a:x"
+        assert models.loads == ["a", "a:x"]
+        assert not await models.keeper.unload(models.entry("a"))
+        assert await models.keeper.unload(models.entry("a:x"))
+        assert await models.keeper.unload(models.entry("a"))
+
+
+async def test_there_are_no_more_variants_than_contexts(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """The one that was idle for the longest time goes; those of another model are not counted."""
+    async with adapted(monkeypatch) as models:
+        for name in ("b:x", "a:x", "a:y", "a:z"):
+            await models.ask(name)
+            await trio.sleep(5)
+        assert models.loaded == ["a", "b", "a:y", "a:z", "b:x"]
+
+
+async def test_who_needs_a_context_waits_until_a_variant_is_idle(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """An answer is never cut off for it."""
+    async with adapted(monkeypatch, lora_contexts=1) as models, trio.open_nursery() as nursery:
+        nursery.start_soon(models.ask, "a:x", 60.0)
+        await trio.sleep(5)
+        nursery.start_soon(models.ask, "a:y")
+        await trio.sleep(50)
+        assert models.entry("a:x").deployment is not None
+        await trio.sleep(15)
+        assert models.loaded == ["a", "a:y"]
+
+
+async def test_a_bad_adapter_is_told_to_its_asker(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """The model and its other variants are served."""
+    async with adapted(monkeypatch, bad=("y",)) as models:
+        with pytest.raises(Refusal, match=r"cannot load the adapter y\.gguf") as refused:
+            await models.ask("a:y")
+        assert refused.value.code == "E_MODEL_001"
+        assert await models.ask("a") == "a"
+        assert await models.ask("a:x") == "a:x"
+
+
+async def test_a_model_that_cannot_be_loaded_has_no_variants(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Whoever asks for one reads why."""
+    async with adapted(monkeypatch) as models:
+        models.broken["a"] = ModelError("the file is damaged.")
+        with pytest.raises(Refusal, match="the file is damaged"):
+            await models.ask("a:x")
+
+
+async def test_declared_adapters_are_listed_and_others_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """However many scales a client tries."""
+    async with adapted(monkeypatch) as models:
+        declared = [entry.names[0] for entry in models.keeper.entries]
+        assert declared[:3] == ["a", "b", "c"]
+        assert set(declared[3:6]) == {"a:x", "a:y", "a:z"}
+        for n in range(1, 300):
+            await models.ask(f"a:x={n / 100}")
+            await trio.sleep(5)
+        assert len(models.keeper.entries) <= len(declared) + 3
+
+
+async def test_the_same_adapters_are_the_same_variant(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """However a request says it; no adapters are the model itself."""
+    async with adapted(monkeypatch) as models:
+        entry = models.entry
+        assert entry("a:y") is entry("a:y=0.5")
+        assert entry("a:z+x") is entry("a:x+z=1")
+        assert entry("a:x=0") is entry("a")
+        assert entry("a:x") is not entry("a:x=0.5")
+        named = models.keeper.with_adapters(entry("a:x"), [{"id": 1}])
+        assert named == "a:y"
+        with pytest.raises(Refusal, match="no adapter is called w"):
+            entry("a:w")
+        assert models.keeper.find("w:x") is None
