@@ -18,7 +18,7 @@ from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.messages import Encode, Explain, SamplingParams, Submit
+from uma_trio.engine.messages import Encode, Explain, Inspect, SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.records import Recorded, Wait
@@ -243,6 +243,22 @@ def test_who_waits_for_another_model_knows_whose_requests_those_are() -> None:
     streams.run()
     assert Wait("another model is computed", (1,)) in seen
     assert None in seen
+
+
+def test_a_model_that_rests_answers_questions_while_another_is_computed() -> None:
+    """Whoever lists what runs asks all of them."""
+    streams, answers = Streams(2), list[float]()
+    reader = streams.ask(0, 8, 60)
+    inbox = streams.engines[1].inbox
+
+    def look() -> None:
+        if len(reader.times) == 10:
+            inbox.put(Inspect(lambda _snapshot: answers.append(streams.clock.now)))
+
+    reader.heard = look
+    streams.run()
+    (answered,) = answers
+    assert reader.times[9] <= answered <= reader.times[12]
 
 
 def test_what_passes_between_ticks_is_a_part_of_a_requests_time() -> None:

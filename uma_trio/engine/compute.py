@@ -185,6 +185,7 @@ class ComputeTask:
         found = self._guarded(member, lambda: member.engine.claim(now)) or TickClaim()
         if not found.works and found.due_at == math.inf:
             member.rests_until, member.last_at = now + REST_S, now
+            self._guarded(member, member.engine.publish)  # it may have been asked how things stand
         elif was_resting:
             # Who comes back has no claim to what others used meanwhile.
             least = min(
