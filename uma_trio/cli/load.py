@@ -34,14 +34,20 @@ def load(
 async def _load(path: Path, model: str) -> int:
     import trio
 
-    from uma_trio.client import Client
+    from uma_trio.client import Client, ConnectionFailed, ServerError
 
     client = Client(path)
-    async with trio.open_nursery(strict_exception_groups=False) as nursery:
+    failure: ServerError | ConnectionFailed | None = None
+    async with trio.open_nursery() as nursery:
         if console().is_terminal:
             nursery.start_soon(_show, client, model)
-        await client.load(model)
+        try:
+            await client.load(model)
+        except (ServerError, ConnectionFailed) as error:  # a nursery would wrap it
+            failure = error
         nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
     console().print(f"{harmless(model)} is loaded.")
     return OK
 
@@ -50,9 +56,15 @@ async def _show(client: Client, model: str) -> None:
     """Show how far the loading is, until cancelled."""
     import trio
 
+    from uma_trio.client import ConnectionFailed, ServerError
+
     with console().status(f"Loading {harmless(model)}") as status:
         while True:
             await trio.sleep(_LOOK_S)
-            for one in (await client.overview()).models:
+            try:
+                models = (await client.overview()).models
+            except (ServerError, ConnectionFailed):
+                continue  # the request itself will tell
+            for one in models:
                 if one.name == model and one.progress:
                     status.update(f"Loading {harmless(model)}: {one.progress:.0%}")
