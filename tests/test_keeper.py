@@ -228,6 +228,7 @@ async def test_what_failed_is_not_tried_again_at_once(
             with pytest.raises(Refusal, match=said) as refused:
                 await models.ask("a")
         assert trio.current_time() - began == pytest.approx(LOAD_S, abs=0.01)
+        assert said in models.entry("a").wait, "as lists say it"
         assert refused.value.retry_after_s == pytest.approx(AGAIN_S, abs=0.1)
         assert await models.ask("b") == "b"
         models.broken.clear()

@@ -145,11 +145,13 @@ class Entry:
 
     @property
     def wait(self) -> str:
-        """What a request for it waits for; "" where it is loaded."""
+        """What a request for it waits for, or why it could not be loaded; "" where it is loaded."""
         name = self.names[0]
         match self.state:
             case "loaded":
                 return ""
+            case "failed":
+                return self.why
             case "draining" | "unloading":
                 return f"model {name} makes room for another one, and is loaded again then"
             case _:
