@@ -191,6 +191,47 @@ async def test_an_idle_model_is_unloaded_after_its_time(
         assert models.loaded == []
 
 
+@pytest.mark.parametrize("asks_other", [False, True])
+async def test_an_unloading_goes_on_when_who_wanted_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, *, asks_other: bool
+) -> None:
+    """Who asked for it, or for another model that needs its memory; the model can be loaded again."""
+    async with shelf(monkeypatch, 2 * GIB) as models:
+        await models.ask("a")
+        await trio.sleep(SWAP_AFTER_S)
+        monkeypatch.setattr(models.keeper, "_let_go", lambda _deployment: trio.sleep(0.5))
+        with trio.move_on_after(0.2):
+            await (models.ask("b") if asks_other else models.keeper.unload(models.entry("a")))
+        assert models.entry("a").state == "unloading"
+        await trio.sleep(1)
+        assert (models.entry("a").state, models.free) == ("unloaded", 2 * GIB)
+        assert await models.ask("a") == "a"
+
+
+async def test_memory_that_is_about_to_be_freed_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A model that is asked for while another one is unloaded has room then."""
+    async with shelf(monkeypatch, 2 * GIB) as models, trio.open_nursery() as nursery:
+        await models.ask("a")
+        monkeypatch.setattr(models.keeper, "_let_go", lambda _deployment: trio.sleep(0.5))
+        nursery.start_soon(models.keeper.unload, models.entry("a"))
+        await trio.sleep(0.1)
+        assert await models.ask("b") == "b"
+
+
+async def test_the_memory_of_a_model_whose_engine_died_is_freed_for_another(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Before that one is refused for want of memory."""
+    async with shelf(monkeypatch, 2 * GIB) as models:
+        await models.ask("a")
+        deployment = models.entry("a").deployment
+        assert deployment is not None
+        models.keeper.lost(deployment)
+        assert await models.ask("b") == "b"
+
+
 async def test_a_request_says_how_long_its_model_stays(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

@@ -275,6 +275,8 @@ class _Daemon:
         with trio.move_on_after(_SAVE_S):
             while saving.due:  # noqa: ASYNC110 - the compute thread saves between ticks, and tells nobody
                 await trio.sleep(_LOOK_S)
+        if deployment not in self._deployments:
+            return  # its engine has died meanwhile
         gone = self._gone[deployment.engine] = trio.Event()
         self._deployments.remove(deployment)
         deployment.engine.inbox.close()
@@ -388,7 +390,11 @@ class _Daemon:
 
     def _bury(self, engine: Engine, error: Exception) -> None:
         """End the requests of an engine that raised; without another one the daemon ends, too."""
-        dead = next(one for one in self._deployments if one.engine is engine)
+        dead = next((one for one in self._deployments if one.engine is engine), None)
+        if dead is None:  # it is being unloaded, and nobody waits for it
+            self._log.error("the engine has stopped", exc_info=error)
+            self._is_gone(engine)
+            return
         self._deployments.remove(dead)
         last = not self._deployments
         died = bury(engine, error, _LAST_DIED if last else _ONE_DIED)

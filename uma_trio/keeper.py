@@ -305,11 +305,11 @@ class Keeper:
         return entry.deployment.served
 
     async def unload(self, entry: Entry) -> bool:
-        """Unload a model that nobody uses; False if it is in use or not loaded."""
-        deployment, held = entry.deployment, entry.held
+        """Unload a model that nobody uses; False if it is in use or not loaded. Cancelled, it leaves the rest to :meth:`run`."""
+        deployment, held, nursery = entry.deployment, entry.held, self._nursery
         if entry.state not in ("loaded", "draining") or deployment is None or held is None:
             return False
-        if deployment.served.uses or not self._may_go(entry):
+        if nursery is None or deployment.served.uses or not self._may_go(entry):
             return False
         if entry.waiting and entry.state == "loaded":
             return False  # whoever asked is about to begin
@@ -318,13 +318,20 @@ class Keeper:
         entry.deployment = entry.held = None
         self._service.remove(deployment.served)
         deployment.served.retire()
+        nursery.start_soon(self._free, entry, deployment, held)
+        del deployment, held  # which must not keep its memory
+        while entry.state == "unloading":
+            await entry.changed.wait()
+        return True
+
+    async def _free(self, entry: Entry, deployment: Deployment, held: ExitStack) -> None:
+        """End the computing of a model that takes no more requests, and free its memory."""
         await self._let_go(deployment)
         entry.prefixes = deployment.prefixes()
         del deployment
         await trio.to_thread.run_sync(partial(_freed, held))
         self._log.info("unloaded", model=entry.names[0])
         entry.become("unloaded")
-        return True
 
     def lost(self, deployment: Deployment) -> None:
         """Note that the engine of a model has died."""
@@ -395,9 +402,10 @@ class Keeper:
             entry.estimate = await trio.to_thread.run_sync(_tried, entry, abandon_on_cancel=True)
         entry.is_tried, entry.phase = True, "waits until another model is loaded"
         async with self._one:
-            if entry.held is not None:  # its engine died
-                await trio.to_thread.run_sync(partial(_freed, entry.held))
-                entry.held = None
+            for each in tuple(self.entries):
+                if each.held is not None and each.deployment is None:  # its engine died
+                    dead, each.held = each.held, None
+                    await trio.to_thread.run_sync(partial(_freed, dead))
             await self._make_room(entry, entry.estimate)
             entry.before_thread = None  # `show` ends it from here on
             began = trio.current_time()
@@ -438,6 +446,10 @@ class Keeper:
                 for each in unknown:  # it was loaded with the daemon
                     each.estimate = await trio.to_thread.run_sync(_estimated, each)
                 if unknown:
+                    continue
+                leaving = [each for each in others if each.state == "unloading"]
+                if leaving:
+                    await leaving[0].changed.wait()
                     continue
                 by_use = sorted(others, key=lambda one: one.used_at)
                 entry.phase = _waits_for(entry, by_use)
@@ -490,11 +502,10 @@ class Keeper:
         return next((each for each in found if each is not None), None)
 
     def _gives(self, entry: Entry) -> bool:
-        return (
-            entry.state in ("loaded", "draining")
-            and not entry.config.model_pin
-            and self._may_go(entry)
-        )
+        if entry.state == "unloading":
+            return True
+        is_loaded = entry.state in ("loaded", "draining")
+        return is_loaded and not entry.config.model_pin and self._may_go(entry)
 
 
 def _tried(entry: Entry) -> Estimate:
