@@ -62,6 +62,11 @@ async def at_once(function: Callable[..., Any], *arguments: Any, **_options: Any
     return function(*arguments)
 
 
+async def let_go_slowly(_deployment: Any) -> None:
+    """End the computing of a model in half a second."""
+    await trio.sleep(0.5)
+
+
 @asynccontextmanager
 async def shelf(
     monkeypatch: pytest.MonkeyPatch, free: int, ttl_s: float | None = 1000.0, **changes: Any
@@ -199,9 +204,12 @@ async def test_an_unloading_goes_on_when_who_wanted_it_is_gone(
     async with shelf(monkeypatch, 2 * GIB) as models:
         await models.ask("a")
         await trio.sleep(SWAP_AFTER_S)
-        monkeypatch.setattr(models.keeper, "_let_go", lambda _deployment: trio.sleep(0.5))
+        monkeypatch.setattr(models.keeper, "_let_go", let_go_slowly)
         with trio.move_on_after(0.2):
-            await (models.ask("b") if asks_other else models.keeper.unload(models.entry("a")))
+            if asks_other:
+                await models.ask("b")
+            else:
+                await models.keeper.unload(models.entry("a"))
         assert models.entry("a").state == "unloading"
         await trio.sleep(1)
         assert (models.entry("a").state, models.free) == ("unloaded", 2 * GIB)
@@ -214,7 +222,7 @@ async def test_memory_that_is_about_to_be_freed_is_waited_for(
     """A model that is asked for while another one is unloaded has room then."""
     async with shelf(monkeypatch, 2 * GIB) as models, trio.open_nursery() as nursery:
         await models.ask("a")
-        monkeypatch.setattr(models.keeper, "_let_go", lambda _deployment: trio.sleep(0.5))
+        monkeypatch.setattr(models.keeper, "_let_go", let_go_slowly)
         nursery.start_soon(models.keeper.unload, models.entry("a"))
         await trio.sleep(0.1)
         assert await models.ask("b") == "b"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +85,32 @@ async def test_a_request_loads_it_and_a_pause_frees_it(autojump_clock: MockClock
             await trio.sleep(2)
         await client.send(ListSessions())
         assert (await client.until(Sessions)).models[1].state == "unloaded"
+
+
+async def test_a_request_that_comes_while_it_is_freed_loads_it_again(
+    autojump_clock: MockClock,
+) -> None:
+    """The thread that frees it may begin only then."""
+    encoder = lazy()
+    async with house(encoders={"embed": encoder}) as daemon:
+        embedder = daemon.service.embedders["embed"]
+        embedder.lazy, embedder.ttl_s = encoder, TTL_S
+        run_blocking, frees = embedder.run_blocking, trio.Event()
+
+        async def run_late(function: Callable[[], Any], /) -> Any:
+            if function == encoder.unload:
+                frees.set()
+                await trio.sleep(0.5)
+            return await run_blocking(function)
+
+        embedder.run_blocking = run_late
+        client = daemon.connect()
+        daemon.nursery.start_soon(embedder.unload_idle)
+        await client.send(Embed(id="a", input=("b",)))
+        await client.until(Eos)
+        await frees.wait()
+        await client.send(Embed(id="b", input=("b",)))
+        assert len((await client.until(Vectors)).vectors) == 1
 
 
 async def test_one_that_cannot_be_loaded_is_refused_with_the_reason(

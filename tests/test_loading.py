@@ -24,7 +24,9 @@ from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.config.options import Config
 from uma_trio.http.fields import Body
 from uma_trio.http.keeping import Duration, keep_alive_of
+from uma_trio.http.loading import EVENTS, model_for
 from uma_trio.keeper import Entry, Keeper
+from uma_trio.service.ask import Door, Origin
 from uma_trio.service.checks import Bounds
 from uma_trio.service.served import ServedModel
 from uma_trio.sockets.principal import Principal
@@ -96,7 +98,7 @@ async def loading_house(
                 raise made.error
             return SimpleNamespace(config=config)
 
-        first = Entry(Config(alias=("fake",), model_pin=True), "loaded", held=ExitStack())
+        first = Entry(Config(alias=("fake",), model_pin=True), state="loaded", held=ExitStack())
         first.deployment = SimpleNamespace(  # type: ignore[assignment]
             served=inner.service.default, as_neighbour=lambda: None, prefixes=lambda: None
         )
@@ -217,6 +219,33 @@ async def test_a_client_that_leaves_ends_the_loading(
         await trio.sleep(1)
         assert daemon.code.state == "unloaded"
         assert daemon.parts < STEPS - 1
+
+
+async def test_a_client_that_leaves_as_its_model_is_loaded_does_not_use_it(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """The model can be unloaded afterwards."""
+    async with loading_house(monkeypatch) as daemon:
+        service, left = daemon.house.inner.service, trio.CancelScope()
+        ready = service.ready
+
+        async def ready_too_late(*arguments: Any, **options: Any) -> ServedModel:
+            served = await ready(*arguments, **options)
+            left.cancel()
+            return served
+
+        monkeypatch.setattr(service, "ready", ready_too_late)
+        exchange: Any = SimpleNamespace(is_late=False, opened=False, open=lambda *_told: None)
+        shared: Any = SimpleNamespace(service=service)
+        origin = Origin(
+            principal=Principal(connection=1), door=Door(max_prompt_bytes=1000), name="r1"
+        )
+        with left:
+            async with model_for(exchange, shared, "code", origin, "interactive", EVENTS):
+                pass
+        assert left.cancelled_caught
+        assert daemon.code.state == "loaded"
+        assert await daemon.keeper.unload(daemon.code)
 
 
 async def test_a_request_that_waits_is_listed_and_explained(

@@ -162,8 +162,10 @@ async def test_a_cancel_ends_it_and_frees_the_encoder(autojump_clock: MockClock)
         assert (await client.until(Sessions)).models[1].gives == "vectors"
         await client.send(SetPriority(id="a", priority="interactive"))
         await client.until(Ok)
+        await trio.sleep(0.02)
         await client.send(Cancel("a"))
-        assert (await client.until(Eos)).reason == "cancelled"
+        eos = await client.until(Eos)
+        assert (eos.reason, eos.timings.total_ms >= 20) == ("cancelled", True)
         steps = len(models["embed"].steps)
         await client.send(Generate("b", prompt="hello", max_tokens=3))
         assert (await client.until(Eos)).reason == "length"

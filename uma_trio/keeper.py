@@ -320,8 +320,7 @@ class Keeper:
         deployment.served.retire()
         nursery.start_soon(self._free, entry, deployment, held)
         del deployment, held  # which must not keep its memory
-        while entry.state == "unloading":
-            await entry.changed.wait()
+        await entry.changed.wait()
         return True
 
     async def _free(self, entry: Entry, deployment: Deployment, held: ExitStack) -> None:

@@ -179,10 +179,13 @@ class LlamaEncoder:
             if self._parts.next_s() > until - perf_counter():
                 return None
         try:
-            return self._vectors()
-        finally:
-            if self._beginning is not None:
-                self._beginning.end(self._inputs)
+            found = self._vectors()
+        except EncodeFailed:
+            self._forget()  # what is kept may be why
+            raise
+        if self._beginning is not None:
+            self._beginning.end(self._inputs)
+        return found
 
     def _go(self, rest: Sequence[IntArray], firsts: Sequence[int]) -> None:
         """Begin to compute a chunk."""

@@ -126,6 +126,10 @@ async def _loaded(
                 except Refusal as refusal:
                     refused = refusal
                 nursery.cancel_scope.cancel()
+    except BaseException:
+        for end in uses:  # the client left in the moment in which the model was loaded
+            end()
+        raise
     finally:
         service.directory.remove(waiting)
     if waiting.ended is not None:

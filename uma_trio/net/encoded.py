@@ -64,7 +64,7 @@ class EncodedRequest:
         Raises:
             Refusal: it was not accepted, and nothing was sent.
         """
-        last = self._last("cancelled")
+        last: Eos | None = None
         with self._scope:
             try:
                 results = await self._results()
@@ -78,7 +78,7 @@ class EncodedRequest:
                     writer.write(protocol.send(result))
                     await writer.flushed()
                 last = self._last("stop")
-        writer.write(protocol.send(last))
+        writer.write(protocol.send(last or self._last("cancelled")))
         await writer.flushed()
         protocol.flushed()
 

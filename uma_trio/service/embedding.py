@@ -144,9 +144,11 @@ class Embedder:
 
     async def _ready(self) -> None:
         """Return when the weights are there. Raises :class:`Refusal`."""
-        if self.lazy is None or self.lazy.is_loaded:
+        if self.lazy is None:
             return
-        async with self._loading:
+        async with self._loading:  # they may be about to be freed
+            if self.lazy.is_loaded:
+                return
             try:
                 await self.run_blocking(self.lazy.load)
             except ModelError as error:
