@@ -306,6 +306,19 @@ def test_texts_are_encoded_while_another_model_is_read() -> None:
     assert max(reader.gaps) <= STEP_S
 
 
+def test_nothing_is_kept_of_an_engine_that_has_left() -> None:
+    """Also where another one waited for it: its saved prefixes are memory for others."""
+    staying, leaving = Streams(2).engines
+    compute = ComputeTask(staying.inbox.bell, lambda: 0.0, lambda *_died: None, lambda _gone: None)
+    compute.add(staying)
+    compute.add(leaving)
+    compute._attend()
+    staying.registry.beside = leaving.registry
+    leaving.inbox.close()
+    compute._attend()
+    assert staying.registry.beside is None
+
+
 def test_an_answer_is_the_same_beside_another_model() -> None:
     """Chunks of a prompt are cut elsewhere, and nothing else changes."""
     alone, beside = Streams(1), Streams(2)

@@ -110,8 +110,7 @@ class ComputeTask:
             self._members.append(_Member(self._coming[0], self._clock()))
             self._coming.popleft()
         for member in [m for m in self._members if m.engine.inbox.closed]:
-            self._members.remove(member)
-            self._last = None
+            self._leave(member)
             self._guarded(member, member.engine.publish)
             self._gone(member.engine)
         return bool(self._members or self._coming) or not self._closed
@@ -205,9 +204,16 @@ class ComputeTask:
             return call()
         except Exception as error:
             if member in self._members:
-                self._members.remove(member)
+                self._leave(member)
             self._died(member.engine, error)
             return None
+
+    def _leave(self, member: _Member) -> None:
+        """Compute an engine no more, and keep nothing of it: what it holds is memory for other models."""
+        self._members.remove(member)
+        self._last = None
+        for other in self._members:
+            other.engine.registry.beside = None
 
     def _rest(self, idle: float | None) -> float | None:
         """Do what can wait, or sleep; return how long to sleep next, None if nothing else is to be done."""
