@@ -116,6 +116,7 @@ def test_a_name_that_says_nothing_is_refused(text: str) -> None:
         [{"scale": 1}],
         [{"id": 0, "scale": "1"}],
         [{"id": 0, "scale": 1e9}],
+        [{"id": 0, "scale": 10**309}],
     ],
     ids=str,
 )

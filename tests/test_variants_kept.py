@@ -122,3 +122,36 @@ async def test_the_same_adapters_are_the_same_variant(
         with pytest.raises(Refusal, match="no adapter is called w"):
             entry("a:w")
         assert models.keeper.find("w:x") is None
+
+
+async def test_a_variant_that_waits_its_turn_does_not_keep_its_model_in_memory(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Another model waits for that memory before it, and is loaded."""
+    async with adapted(monkeypatch) as models, trio.open_nursery() as nursery:
+        models.free = 2 * GIB
+
+        async def ask_in_vain() -> None:
+            with pytest.raises(Refusal, match="are free"):
+                await models.ask("a:x")
+
+        nursery.start_soon(models.ask, "a", 20.0)
+        await trio.sleep(2)
+        nursery.start_soon(models.ask, "c")
+        await trio.sleep(1)
+        nursery.start_soon(ask_in_vain)
+        await trio.sleep(60)
+        assert models.loads[:2] == ["a", "c"]
+
+
+async def test_a_variant_does_not_wait_for_the_memory_of_its_own_model(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """It is refused with the sum, and others are loaded."""
+    async with adapted(monkeypatch) as models:
+        models.free = 3 * GIB
+        await models.ask("a")
+        with trio.fail_after(200), pytest.raises(Refusal, match="are free"):
+            await models.ask("a:x")
+        await trio.sleep(5)
+        assert await models.ask("b") == "b"

@@ -392,45 +392,57 @@ class Keeper:
 
     async def _in_turn(self, entry: Entry, held: ExitStack) -> None:
         """Load a model when it is its turn and there is room. Cancelled before the loading begins, it does nothing."""
-        read: Read | None = None
-        if entry.base is not None:
-            entry.phase = f"waits for model {entry.base.names[0]}"
-            read = await self._on_base(entry, entry.base, held)
+        base = entry.base
+        if base is not None:
+            await self._wait_for_base(entry, base)
         entry.phase = "is tried before it is loaded"
         async with self._trial:
             entry.estimate = await trio.to_thread.run_sync(_tried, entry, abandon_on_cancel=True)
-        entry.is_tried, entry.phase = True, "waits until another model is loaded"
-        async with self._one:
-            for each in tuple(self.entries):
-                if each.held is not None and each.deployment is None:  # its engine died
-                    dead, each.held = each.held, None
-                    await trio.to_thread.run_sync(partial(_freed, dead))
-            await self._make_room(entry, entry.estimate)
-            entry.before_thread = None  # `show` ends it from here on
-            began = trio.current_time()
-            neighbour = self._neighbour()
-            loaded = await load(
-                entry.config,
-                held,
-                partial(entry.show, "is loading"),
-                partial(entry.show, "is measured"),
-                read=read or partial(load_backend, several=True, measures=neighbour is None),
-                beside=neighbour,
-            )
-            entry.deployment, entry.held = self._deploy(entry, loaded), held
-            entry.took_s = trio.current_time() - began
+        while entry.deployment is None:
+            entry.is_tried, entry.phase = True, "waits until another model is loaded"
+            async with self._one:
+                if base is None or base.state == "loaded":
+                    await self._now(entry, entry.estimate, held)
+                    return
+            await self._wait_for_base(entry, base)
 
-    async def _on_base(self, entry: Entry, base: Entry, held: ExitStack) -> Read:
-        """Return what makes a variant's context; the weights stay in memory for as long as it is there.
+    async def _wait_for_base(self, entry: Entry, base: Entry) -> None:
+        """Have the model of a variant loaded. Not used yet, it may make room for others meanwhile.
 
         Raises:
-            Refusal: the model cannot be loaded.
+            Refusal: it cannot be loaded.
         """
-        served = await self.ready(base, entry.payer)
-        held.callback(served.uses.begin())
-        if base.deployment is None:
-            raise NoRoom(f"{base.names[0]} is not loaded any more; try again")
-        backend, adapters = base.deployment.backend, entry.adapters
+        entry.phase = f"waits for model {base.names[0]}"
+        await self.ready(base, entry.payer)
+
+    async def _now(self, entry: Entry, needed: Estimate, held: ExitStack) -> None:
+        """Load a model once there is room. One is loaded at a time."""
+        read = self._on_base(entry, held)
+        for each in tuple(self.entries):
+            if each.held is not None and each.deployment is None:  # its engine died
+                dead, each.held = each.held, None
+                await trio.to_thread.run_sync(partial(_freed, dead))
+        await self._make_room(entry, needed)
+        entry.before_thread = None  # `show` ends it from here on
+        began = trio.current_time()
+        neighbour = self._neighbour()
+        loaded = await load(
+            entry.config,
+            held,
+            partial(entry.show, "is loading"),
+            partial(entry.show, "is measured"),
+            read=read or partial(load_backend, several=True, measures=neighbour is None),
+            beside=neighbour,
+        )
+        entry.deployment, entry.held = self._deploy(entry, loaded), held
+        entry.took_s = trio.current_time() - began
+
+    def _on_base(self, entry: Entry, held: ExitStack) -> Read | None:
+        """Return what makes a variant's context; the weights stay in memory for as long as it is there."""
+        if entry.base is None or entry.base.deployment is None:
+            return None
+        held.callback(entry.base.deployment.served.uses.begin())
+        backend, adapters = entry.base.deployment.backend, entry.adapters
         return lambda _config, _progress: backend.variant(adapters)
 
     async def _make_room(self, entry: Entry, needed: Estimate) -> None:
@@ -469,7 +481,8 @@ class Keeper:
 
         Where it is not known what memory one of them takes, all are returned. Raises :class:`NoRoom`.
         """
-        given = [each for each in self.entries if each is not entry and self._gives(each)]
+        needs = (entry, entry.base)
+        given = [each for each in self.entries if each not in needs and self._gives(each)]
         if entry.base is not None:
             variants = [each for each in given if each.base is entry.base]
             if len(variants) >= entry.config.lora_contexts:

@@ -77,7 +77,7 @@ def by_list(asked: Sequence[Mapping[str, object]], known: Sequence[Adapter]) -> 
         if isinstance(scale, bool) or not isinstance(scale, int | float):
             raise Refusal(Code.E_PROTO_003, f"the scale of {name} is no number", field="lora")
         try:
-            scales[name] = _rounded(float(scale))
+            scales[name] = _rounded(scale)
         except ValueError as error:
             raise Refusal(Code.E_PROTO_003, f"the scale of {name} {error}", field="lora") from None
     return _wanted(scales, known)
@@ -90,7 +90,7 @@ def _wanted(scales: Mapping[str, float], known: Sequence[Adapter]) -> tuple[Adap
 def _rounded(scale: float) -> float:
     if not abs(scale) <= MOST_SCALE:
         raise ValueError(f"must be {-MOST_SCALE:g} to {MOST_SCALE:g}")
-    return round(scale, 2)
+    return round(float(scale), 2)
 
 
 def _unknown(name: str, declared: Mapping[str, float]) -> str:
