@@ -119,7 +119,7 @@ def test_a_pane_breaks_between_words_and_shows_the_end(monkeypatch: pytest.Monke
 def test_ps_cuts_no_figure_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long label is cut before a state, a lane or a number loses a character."""
     window = Window(monkeypatch, 80)
-    ps._table((SESSION,))
+    ps._table((SESSION,), several_models=False)
     heading, row = window.lines()
     shown = f"{heading} {row}"
     for word in ("1234", "prefill", "interactive", "16000/16800", "1234.5", "98.0 s", "TOKENS/S"):
@@ -166,7 +166,7 @@ def test_ps_shows_a_usual_label_whole(monkeypatch: pytest.MonkeyPatch, width: in
     """At 80 columns the name of the process makes room for it; its id stays."""
     window = Window(monkeypatch, width)
     usual = {"app": "uma-trio", "prompt_tokens": 120, "computed_tokens": 120, "pid": os.getpid()}
-    ps._table((msgspec.structs.replace(SESSION, **usual),))
+    ps._table((msgspec.structs.replace(SESSION, **usual),), several_models=False)
     heading, row = window.lines()
     assert "uma-trio" in row
     assert str(os.getpid()) in row

@@ -182,9 +182,9 @@ async def test_a_cancel_that_comes_too_late_is_not_the_next_ones_error(
         await generation.text()
         link = client._link
         assert link is not None
-        link._protocol._request_id = generation.id  # as if the terminal event were still under way
+        link._protocol._running.id = generation.id  # as if the terminal event were still under way
         await link.send(Cancel(generation.id))
-        link._protocol._request_id = None
+        link._protocol._running.id = None
         assert await works(client, daemon)
         assert daemon.recorder.errors == ["E_PROTO_005"]
 

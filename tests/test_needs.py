@@ -167,7 +167,7 @@ def test_doctor_judges_each_model_and_those_that_are_loaded_at_start_together(
     """Two of 140 MiB fit each by itself; one that is loaded on request is not counted."""
     monkeypatch.setattr(wiring, "estimate", lambda _config: line())
     monkeypatch.setattr("uma_trio.backend.kv_memory.available_memory", lambda: 200 * MIB)
-    for on_request, expected in ((False, ["a", "b", "all"]), (True, ["a", "b"])):
-        specs = (ModelSpec("a"), ModelSpec("b", on_request=on_request))
+    for load, expected in ((None, ["a", "b", "all"]), ("on-demand", ["a", "b"])):
+        specs = (ModelSpec("a"), ModelSpec("b", load=load))
         found = check_memory(Config(models=specs).each())
         assert [each.about.removeprefix("memory of ") for each in found] == expected

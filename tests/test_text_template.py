@@ -463,9 +463,9 @@ def test_arguments_beyond_their_bound_stay_text() -> None:
     within = json.dumps({"a": [1] * (documents.MAX_VALUES - 10)})
     beyond = json.dumps({"a": [1] * documents.MAX_VALUES})
     few = json.dumps({"a": 1})
-    assert documents.Arguments(documents.NO_HABITS).read(within) == json.loads(within)
-    assert documents.Arguments(documents.NO_HABITS).read(beyond) == beyond
-    several = documents.Arguments(documents.NO_HABITS)
+    assert documents.CallArguments(documents.NO_HABITS).read(within) == json.loads(within)
+    assert documents.CallArguments(documents.NO_HABITS).read(beyond) == beyond
+    several = documents.CallArguments(documents.NO_HABITS)
     assert [several.read(text) for text in (few, within, within, few)] == [
         *(json.loads(few), json.loads(within), within, json.loads(few))
     ]
