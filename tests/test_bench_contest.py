@@ -268,7 +268,7 @@ DRY = {
 }
 TOOLS = {
     *("builds", "drafts", "micro", "figures", "record", "many", "schemas", "shapes", "soak"),
-    *("embeddings", "models", "needs", "structure", "token_path", "tuning", "upgrades"),
+    *("embeddings", "loading", "models", "needs", "structure", "token_path", "tuning", "upgrades"),
     *("waits", "watchers"),
     "fleet",  # three daemons and HAProxy, which tests/test_fleet.py has already
 }

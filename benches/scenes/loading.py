@@ -38,8 +38,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @scene(_arguments)
-def loading(_given: argparse.Namespace, here: Here) -> Comparison:
+def loading(given: argparse.Namespace, here: Here) -> Comparison:
     """Return what is measured: one daemon, with a case for each thing that the other model does."""
+    if given.dry_run:
+        raise SystemExit("there is no dry run: fake models are loaded in tests/test_loading.py")
     setup = servers.Setup(here.model, here.threads, n_ctx=4096, slots=4)
     columns = (("gap p50 ms", "p50_ms", 1), ("p95 ms", "p95_ms", 1), ("worst ms", "worst_ms", 1),
                ("took s", "took_s", 2))  # fmt: skip

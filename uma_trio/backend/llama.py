@@ -194,13 +194,14 @@ class LlamaBackend:
         made = partial(_context, model.pointer, path, cells, n_slots, threads, flash, wide=wide)
         context, pausing = with_pauses(made, wanted=pauses and not placement.on_gpu)
         info = model_info(model.pointer, header, kv_type)
-        release(header.parts)
-        return cls(
+        backend = cls(
             *(LlamaVocabulary(model), info, context, n_slots, kv_type, placement, pausing),
             whole_cache=flash == FLASH_OFF,
             keeps_high_water=placement.on_gpu if holds_extent is None else holds_extent,
             recipe=_Recipe(model, header, cells, flash, made),
         )
+        release(header.parts)
+        return backend
 
     def variant(self, adapters: Sequence[Adapter]) -> LlamaBackend:
         """Return a backend with these adapters on the same weights, in a context of its own.
