@@ -59,7 +59,7 @@ class FakeEncoder:
         """Return how many tokens a step may have."""
         return max(1, int(part_s / self.part_s) * 8)
 
-    def begin(self, inputs: Sequence[IntArray]) -> None:
+    def begin(self, inputs: Sequence[IntArray], users: Sequence[str] = ()) -> None:
         """Begin a step; there must be none."""
         if self._inputs:
             raise AssertionError("a step is under way")

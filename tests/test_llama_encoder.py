@@ -194,6 +194,27 @@ def test_what_inputs_begin_with_is_computed_once(causal: LlamaEncoder) -> None:
     assert cosines(other, expected[:1]).max() < 0.9999
 
 
+def test_what_one_user_sent_makes_no_input_of_another_quicker(causal: LlamaEncoder) -> None:
+    """In the same step and in later ones; their own inputs go on from what is kept."""
+    causal._beginning.clear()  # type: ignore[union-attr]
+    told = "the secret of the lantern is that it has no oil. "
+    mine = texts(causal, told + "1?", told + "2?")
+    seen = rows_of(causal)
+    whole = [len(tokens) for tokens in mine]
+    for inputs, users in (
+        (mine, ["a", "a"]),
+        (mine[:1], ["b"]),
+        (mine, ["b", "c"]),
+        (mine[:1], ["c"]),
+    ):
+        causal.begin(inputs, users)
+        assert causal.advance(math.inf) is not None
+    assert seen == [sum(whole), whole[0], sum(whole), whole[0]]
+    causal.begin(mine[:1], ["c"])
+    assert causal.advance(math.inf) is not None
+    assert seen[-1] < whole[0]
+
+
 def test_a_causal_step_that_is_dropped_leaves_nothing(causal: LlamaEncoder) -> None:
     """At any part; the next step has the vectors that it had before."""
     first, second = texts(causal, "some words of a text", "other words " * 60)

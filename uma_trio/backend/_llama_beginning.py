@@ -24,31 +24,38 @@ _NOTHING: Final = np.zeros(0, np.int32)
 
 
 class KeptPrefix:
-    """The beginning that is kept in one memory. With `keeps` False nothing is: state cannot be cut off behind it."""
+    """The beginning that is kept in one memory. With `keeps` False nothing is: state cannot be cut off behind it.
+
+    It is one user's, and only inputs of that user have it: how soon an answer comes would tell others what it is.
+    """
 
     def __init__(self, memory: int, *, keeps: bool) -> None:
         self._memory, self._keeps = memory, keeps
         self._kept = self._latest = _NOTHING
+        self._kept_for = self._latest_of = ""
 
-    def begin(self, inputs: Sequence[IntArray]) -> list[int]:
+    def begin(self, inputs: Sequence[IntArray], users: Sequence[str]) -> list[int]:
         """Give each input what is kept of it; return how many of its tokens that is. The last one is computed."""
         found: list[int] = []
-        for seq, tokens in enumerate(inputs):
-            n = min(common(self._kept, tokens), len(tokens) - 1)
+        for seq, (tokens, user) in enumerate(zip(inputs, users, strict=True)):
+            n = min(self._common(tokens, user), len(tokens) - 1)
             found.append(n if n >= LEAST else 0)
             if found[-1]:
                 lib.seq_cp(self._memory, KEPT, seq, 0, n)
         return found
 
-    def end(self, inputs: Sequence[IntArray]) -> None:
-        """Keep what all inputs of a step begin with, if that is more than is kept of it; forget the rest."""
-        others = inputs[1:] if len(inputs) > 1 else [self._latest]
-        n = min(MOST, *(common(inputs[0], tokens) for tokens in others))
-        if self._keeps and n >= LEAST and n > common(self._kept, inputs[0][:n]):
+    def end(self, inputs: Sequence[IntArray], users: Sequence[str]) -> None:
+        """Keep what all inputs of the first one's user begin with, if that is more than is kept of it; forget the rest."""
+        first, user = inputs[0], users[0]
+        others = [tokens for tokens, whose in zip(inputs, users, strict=True) if whose == user][1:]
+        if not others and self._latest_of == user:
+            others = [self._latest]
+        n = min(MOST, *(common(first, tokens) for tokens in others or [_NOTHING]))
+        if self._keeps and n >= LEAST and n > self._common(first[:n], user):
             lib.seq_rm(self._memory, KEPT, -1, -1)
             lib.seq_cp(self._memory, 0, KEPT, 0, n)
-            self._kept = inputs[0][:n].copy()
-        self._latest = inputs[-1]
+            self._kept, self._kept_for = first[:n].copy(), user
+        self._latest, self._latest_of = inputs[-1], users[-1]
         for seq in range(len(inputs)):
             lib.seq_rm(self._memory, seq, -1, -1)
 
@@ -57,6 +64,10 @@ class KeptPrefix:
         for seq in range(MAX_SLOTS):
             lib.seq_rm(self._memory, seq, -1, -1)
         self._kept = self._latest = _NOTHING
+
+    def _common(self, tokens: IntArray, user: str) -> int:
+        """Return how many tokens of a user's input are kept."""
+        return common(self._kept, tokens) if user == self._kept_for else 0
 
 
 def common(one: IntArray, other: IntArray) -> int:

@@ -81,8 +81,12 @@ class EncoderModel(Protocol):
     def rows_within(self, part_s: float) -> int:
         """Return how many tokens a step may have for its longest part to take at most `part_s`; 1 at least."""
 
-    def begin(self, inputs: Sequence[IntArray]) -> None:
-        """Begin a step, which `advance` computes. There must be none."""
+    def begin(self, inputs: Sequence[IntArray], users: Sequence[str] = ()) -> None:
+        """Begin a step, which `advance` computes. There must be none.
+
+        `users` says whose each input is, if they are not all the same user's: nothing that was computed for one is
+        used for another.
+        """
 
     def next_s(self) -> float:
         """Return the predicted seconds of the next part of the step."""

@@ -53,12 +53,12 @@ class LazyEncoder:
         with self._lock:
             return 1 if self._model is None else self._model.rows_within(part_s)
 
-    def begin(self, inputs: Sequence[IntArray]) -> None:
+    def begin(self, inputs: Sequence[IntArray], users: Sequence[str] = ()) -> None:
         """Begin a step. Raises :class:`EncodeFailed` if the model was unloaded."""
         with self._lock:
             if self._model is None:
                 raise EncodeFailed("the encoder was unloaded")
-            self._model.begin(inputs)
+            self._model.begin(inputs, users)
             self._in_step = True
 
     def next_s(self) -> float:

@@ -143,8 +143,8 @@ class LlamaEncoder:
         """Return how many tokens a step may have for its longest part to take at most `part_s`."""
         return self._parts.rows_within(part_s)
 
-    def begin(self, inputs: Sequence[IntArray]) -> None:
-        """Begin a step."""
+    def begin(self, inputs: Sequence[IntArray], users: Sequence[str] = ()) -> None:
+        """Begin a step; `users` says whose each input is."""
         info, lengths = self.info, [len(tokens) for tokens in inputs]
         if not 0 < len(inputs) <= info.max_inputs or sum(lengths) > info.max_tokens:
             raise ValueError(f"{len(inputs)} inputs of {sum(lengths)} tokens are no step")
@@ -152,8 +152,10 @@ class LlamaEncoder:
             raise ValueError(f"an input must have 1 to {info.n_ctx} tokens")
         if len(inputs) > 1 and sum(lengths) > self._room.rows:
             raise ValueError(f"several inputs of {sum(lengths)} tokens are too many for a step")
-        self._inputs = inputs
-        firsts = [0] * len(inputs) if self._beginning is None else self._beginning.begin(inputs)
+        self._inputs, self._users = inputs, users or [""] * len(inputs)
+        firsts = [0] * len(inputs)
+        if self._beginning is not None:
+            firsts = self._beginning.begin(inputs, self._users)
         self._computed = firsts[0]
         rest = [tokens[first:] for tokens, first in zip(inputs, firsts, strict=True)]
         if len(inputs) == 1:
@@ -184,7 +186,7 @@ class LlamaEncoder:
             self._forget()  # what is kept may be why
             raise
         if self._beginning is not None:
-            self._beginning.end(self._inputs)
+            self._beginning.end(self._inputs, self._users)
         return found
 
     def _go(self, rest: Sequence[IntArray], firsts: Sequence[int]) -> None:

@@ -134,7 +134,9 @@ class Encodings:
             self._users.move_to_end(user)
             if not job.order:
                 self._leave(job)
-        self.model.begin([job.asked.inputs[index] for job, index in step])
+        self.model.begin(
+            [job.asked.inputs[index] for job, index in step], [job.asked.user for job, _ in step]
+        )
 
     def _ended(self, vectors: FloatArray) -> None:
         """Hand the results of a step to those whose they are."""
