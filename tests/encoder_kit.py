@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import Factory, define
@@ -43,11 +43,15 @@ def vector_of(tokens: IntArray, width: int = WIDTH) -> FloatArray:
 
 @define(eq=False)
 class FakeEncoder:
-    """See the module. `steps` are the lengths of the inputs of each step; `fails` are numbers of steps."""
+    """See the module. `steps` are the lengths of the inputs of each step; `fails` are numbers of steps.
+
+    `passes` is told the seconds of the parts that are computed.
+    """
 
     info: EncoderInfo = Factory(info_of)
     fails: tuple[int, ...] = ()
     part_s: float = PART_S
+    passes: Callable[[float], object] = lambda _seconds: None
     vocabulary: FakeVocabulary = Factory(FakeVocabulary)
     steps: list[list[int]] = Factory(list)
     texts: list[list[int]] = Factory(list)
@@ -76,7 +80,9 @@ class FakeEncoder:
 
     def advance(self, most_s: float) -> FloatArray | None:
         """Compute as many parts as fit."""
-        self._left -= max(1, int(most_s / self.part_s))
+        parts = min(self._left, max(1, int(most_s / self.part_s + 1e-9)))
+        self._left -= parts
+        self.passes(parts * self.part_s)
         if self._left > 0:
             return None
         inputs, self._inputs = self._inputs, []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from encoder_kit import PART_S, FakeEncoder, info_of, vector_of
 from engine_kit import Bench
 from hypothesis import given
@@ -12,9 +14,11 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.base import IntArray
 from uma_trio.backend.fake import FakeBackend, linear_cost
-from uma_trio.engine.encoding import STEP_TOKENS, Encodings
+from uma_trio.engine.encoding import ENCODE_S, IDLE_TURNS, STEP_TOKENS, Encodings
 from uma_trio.engine.messages import Encode, Encoded, StopEncoding
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.state import Contract
 
 
 def tokens(n: int, first: int = 0) -> IntArray:
@@ -149,6 +153,106 @@ def test_an_engine_encodes_between_the_ticks_of_a_reader_and_while_it_is_idle() 
     assert sink.tokens == expected.tokens
     assert answers[0].vectors is not None
     assert made.metrics.values()["encoded_inputs_total"] == 16
+
+
+class Time:
+    """Passes by computing only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        """Let it pass."""
+        self.now += seconds
+
+
+READING_S = 0.040
+
+
+def tick(time: Time, bench: Bench) -> None:
+    """Let the engine compute a tick, which takes its time."""
+    made = bench.engine.next_tick()
+    assert made is not None
+    status = bench.engine.compute(made)
+    time.passes(bench.backend.last_cost_s)
+    bench.engine.finish(made, status)
+
+
+def timed(tick_s: float) -> tuple[Time, Bench]:
+    """Return an engine whose ticks of a reader take so long, by its cost model, too; parts of texts take 1 ms."""
+    time = Time()
+    cost = CostModel(Staircase((1, 512), (tick_s, 10 * tick_s)))
+    bench = Bench(
+        FakeBackend(cost=linear_cost(tick_s, 0.0)),
+        clock=time,
+        settings=EngineSettings(
+            cost=cost, drafts=False, contract=Contract(reading_pace_s=READING_S)
+        ),
+        encoders={"embed": FakeEncoder(passes=time.passes)},
+    )
+    return time, bench
+
+
+@pytest.mark.parametrize(("length", "tick_s"), [(5, 0.010), (5, 0.018), (40, 0.010), (40, 0.018)])
+def test_beside_one_reader_texts_have_half_of_the_machine(length: int, tick_s: float) -> None:
+    """Of short and of long ones as many are encoded in a second as half of those alone; no token is late."""
+    time, bench = timed(tick_s)
+    bench.submit("hello", 500)
+    bench.inbox.put(asked([], 1, [tokens(length)] * 4000))
+    shown = []
+    for _ in range(100):
+        tick(time, bench)
+        shown.append(time.now)
+    gaps = [later - sooner for sooner, later in pairwise(shown[20:])]
+    assert max(gaps) <= READING_S + 1e-9
+    assert bench.metrics.encoding.seconds >= 0.5 * time.now
+
+
+def test_beside_a_reader_and_a_prompt_texts_leave_half_of_the_spare_time() -> None:
+    """What no reader misses is for the ticks of other requests, too."""
+    spent = []
+    for other in (False, True):
+        time, bench = timed(0.010)
+        bench.submit("hello", 500)
+        if other:
+            bench.submit("hello", 500, lane="background")
+        for _ in range(3):
+            tick(time, bench)
+        bench.inbox.put(asked([], 1, [tokens(40)] * 400))
+        tick(time, bench)
+        spent.append(bench.metrics.encoding.seconds)
+    assert 0 < spent[1] < 0.7 * spent[0]
+
+
+def test_while_nothing_else_is_computed_a_turn_is_long_until_a_message_comes() -> None:
+    """A turn of the engine costs what a vector could have; who comes waits for one look at most."""
+    time, bench = timed(0.010)
+    bench.inbox.put(asked([], 1, [tokens(40)] * 400))
+    bench.engine.tick()
+    bell, began = bench.inbox.bell, time.now
+    bell.rang = False
+    bench.engine.aside()
+    assert time.now - began == pytest.approx(IDLE_TURNS * ENCODE_S)
+    bell.ring()
+    began = time.now
+    bench.engine.aside()
+    assert time.now - began == pytest.approx(ENCODE_S)
+
+
+def test_a_turn_is_short_where_readers_of_another_model_wait() -> None:
+    """It ends when their tick is due."""
+    time, bench = timed(0.010)
+    bench.inbox.put(asked([], 1, [tokens(40)] * 400))
+    bench.engine.tick()
+    bench.inbox.bell.rang = False
+    bench.engine.limit(2 * ENCODE_S)
+    began = time.now
+    bench.engine.aside()
+    assert time.now - began == pytest.approx(2 * ENCODE_S)
 
 
 def test_a_request_that_stops_leaves_the_engine() -> None:

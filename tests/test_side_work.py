@@ -85,15 +85,15 @@ class Made:
         return self.clock.now - before
 
 
-def desk(parts: list[list[float]]) -> Made:
-    """Return a desk with a work for each list of parts, of clients 1, 2, ..."""
+def desk(parts: list[list[float]], spare_s: float = SHARE_S) -> Made:
+    """Return a desk with a work for each list of parts, of clients 1, 2, ...; a reader's tick can wait `spare_s`."""
     clock, ledger, charged = Clock(), Ledger(), Counter[Path]()
     works = [Parts(clock, ledger, (n,), list(each)) for n, each in enumerate(parts, start=1)]
 
     def charge(spent: Mapping[Path, float]) -> None:
         charged.update(spent)
 
-    made = Desk(works, ledger, charge, PACE_S, clock)
+    made = Desk(works, ledger, charge, PACE_S, clock, lambda _now: spare_s)
     return Made(works, made, charged, clock, running(read=True), running(read=False))
 
 
@@ -178,7 +178,7 @@ def test_what_makes_room_comes_first_where_nobody_reads() -> None:
 
 def test_work_for_nobody_who_runs_keeps_to_its_share() -> None:
     """Encoders delay no tick by more, even one that nobody reads, and not what a request waits for."""
-    made = desk([[0.004], [SHARE_S / 2] * 4])
+    made = desk([[0.004], [SHARE_S / 2] * 4], math.inf)
     made.works[1].yields_to = "ticks"
     made.desk.between_ticks(made.prompts, 0, TICK_S)
     assert made.clock.now == pytest.approx(0.004 + SHARE_S / 2)

@@ -117,6 +117,7 @@ class ComputeTask:
 
     def _turn(self) -> bool:
         """Compute the tick that comes next; False if there is none."""
+        self._bell.rang = False
         members = self._members
         if len(members) == 1:
             return self._tick(members[0])

@@ -33,9 +33,12 @@ class Bell:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.asleep = False  # written by the compute task: whether it waits
+        #: Whether it rang since the compute task, which clears it, looked at the inboxes last.
+        self.rang = False
 
     def ring(self) -> None:
         """Wake the compute task, now or when it waits next. May be called on any thread."""
+        self.rang = True
         # While it computes the event is set already, and setting it takes a lock. Whoever clears it then
         # looks at the inboxes, which the message is in.
         if not self._event.is_set():

@@ -166,6 +166,7 @@ class Engine:
     def limit(self, seconds: float) -> None:
         """Let the next tick take at most so long, as far as its size decides that: another model has readers."""
         self._planner.limit(seconds)
+        self._encoding.idle_s = seconds
 
     def interrupted(self) -> None:
         """Note that another model was computed since the latest tick: what passed says nothing of this one."""
@@ -282,9 +283,10 @@ class Engine:
             *(backend, self.inbox, planner, self.registry, self._metrics, clock, ledger)
         )
         self._feeding = Feeding(self._drafter, ledger, clock, lambda: backend.traits.overlaps)
-        encoding = (Encoding(self._encodings),) if self._encodings else ()
+        self._encoding = Encoding(self._encodings, lambda: self.inbox.bell.rang)
+        encoding = (self._encoding,) if self._encodings else ()
         works = (*works_of(self.cells.prefix), self._feeding, *encoding, self.refining)
-        return Desk(works, ledger, planner.charge, reading_pace_s, clock)
+        return Desk(works, ledger, planner.charge, reading_pace_s, clock, planner.spare_s)
 
     def _parts(self) -> TickParts:
         planner = self._planner
@@ -372,6 +374,9 @@ class Engine:
         outcomes = completed.outcomes
         stepped = [(running[outcome.step.key], outcome) for outcome in outcomes]
         self._places.charge(completed, [(sequence, outcome.step) for sequence, outcome in stepped])
+        if not paces and self._encoding.has_work:
+            # Shown evenly: what a tick waits less than it may for texts is a lead, and not lost.
+            paces = self._planner.steps(now)
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
         for sequence, outcome in stepped:
             self._drafter.learn(sequence, outcome)

@@ -26,11 +26,11 @@ from uma_trio.engine.sampling import AT_ONCE, Choice, Masks
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.step import Completed, Describe, Step, Tick
-from uma_trio.engine.turn import PART_S, TickClaim
+from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.shape import MOST_BALLAST
-from uma_trio.policy.deadline.slack import alone_s, is_read, step_s
+from uma_trio.policy.deadline.slack import alone_s, is_read, margin, step_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy
@@ -114,23 +114,43 @@ class Planner:
 
     def claim(self, now: float) -> TickClaim:
         """Return what there is to compute, beside other models. All outcomes must be committed."""
-        registry, cost, contract = self._registry, self.memory.cost, self._settings.contract
+        registry, cost = self._registry, self.memory.cost
         views = [s.view for key, s in registry.running.items() if key not in registry.absent]
         readers = [view for view in views if is_read(view, now)]
         works = any(view.credit > 0 and not view.protected for view in views)
-        takes_s = least_s = 0.0
-        if cost is not None:
-            takes_s = alone_s(cost, readers, 0) if readers else 0.0
-            least_s = cost.seconds(Work(1)) * self._longest_part
-        due_at = min(
-            [
-                (now if v.shown_at is None else v.shown_at) + step_s(v, contract, takes_s)
-                for v in readers
-            ],
-            default=math.inf,
-        )
+        least_s = 0.0 if cost is None else cost.seconds(Work(1)) * self._longest_part
+        due_at, takes_s = self._due(readers, now)
         self._due_at = due_at
         return TickClaim(due_at, takes_s, works=works or bool(registry.waiting), least_s=least_s)
+
+    def spare_s(self, now: float) -> float:
+        """Return how long the next tick may wait before a token that is read is late; infinite if nobody reads."""
+        cost = self.memory.cost
+        due_at, takes_s = self._due(self._readers(now), now)
+        # What is too careful here is no loss: it becomes a lead of the reader, where tokens are shown by `steps`.
+        careful = CAREFUL if cost is None else max(CAREFUL, margin(cost))
+        return due_at - now - EARLY_S - careful * takes_s
+
+    def steps(self, now: float) -> dict[int, float]:
+        """Return how many seconds after one another tokens of the streams that are read are due, by key."""
+        readers, cost, contract = self._readers(now), self.memory.cost, self._settings.contract
+        takes_s = alone_s(cost, readers, 0) if cost is not None and readers else 0.0
+        return {view.key: step_s(view, contract, takes_s) for view in readers}
+
+    def _readers(self, now: float) -> list[SequenceView]:
+        running, absent = self._registry.running, self._registry.absent
+        views = [s.view for key, s in running.items() if key not in absent]
+        return [view for view in views if is_read(view, now)]
+
+    def _due(self, readers: Ordered[SequenceView], now: float) -> tuple[float, float]:
+        """Return when the next token of `readers` is due (infinite without any), and the seconds of their tick."""
+        cost, contract = self.memory.cost, self._settings.contract
+        takes_s = alone_s(cost, readers, 0) if cost is not None and readers else 0.0
+        dues = [
+            (now if v.shown_at is None else v.shown_at) + step_s(v, contract, takes_s)
+            for v in readers
+        ]
+        return min(dues, default=math.inf), takes_s
 
     def limit(self, seconds: float) -> None:
         """Let ticks have so few tokens that they take at most so long, where that is possible.

@@ -20,7 +20,8 @@ from uma_trio.policy.fairness import Path
 
 #: What of the tick before it side work may take beside a tick, where streams are read.
 TICK_SHARE: Final = 0.25
-#: And what of the time that the tick leaves of the reading pace, where that is more: no token is late by it.
+#: And what of the time until the next token that is read has to be computed, where that is more, beside requests that
+#: want it for their own ticks. Beside readers only it is all of it: no token is late by it.
 PACE_SHARE: Final = 0.5
 #: A part that takes at most so long is done as soon as nothing is computed: who comes waits for it.
 QUICK_S: Final = 1e-3
@@ -77,7 +78,8 @@ class Ledger:
 class Desk:
     """Gives each kind of side work its time. `works` are in the order of their urgency.
 
-    `charge` is told what was spent for whom. `spent_s` is the time that passed between ticks since the latest decode.
+    `charge` is told what was spent for whom. `spare_s` tells from the time how long the next tick may wait before a token
+    that is read is late (infinite: nobody reads). `spent_s` is the time that passed between ticks since the latest decode.
     """
 
     works: Sequence[SideWork]
@@ -85,6 +87,7 @@ class Desk:
     charge: Callable[[Mapping[Path, float]], None]
     reading_pace_s: float
     clock: Callable[[], float]
+    spare_s: Callable[[float], float]
     spent_s: float = field(default=0.0, init=False)
     _put_by_s: float = field(default=0.0, init=False)
 
@@ -96,12 +99,24 @@ class Desk:
         alone = held >= len(running)
         busy = [work.look(running, alone=alone) for work in self.works]
         if running and any(busy):
-            share_s = max(TICK_SHARE * tick_s, PACE_SHARE * (self.reading_pace_s - tick_s))
-            self._work(running, share_s, alone=alone)
+            self._work(running, self._share_s(running, tick_s), alone=alone)
         else:
             self._put_by_s = 0.0
         if spent_s := self.ledger.take():
             self.charge(spent_s)
+
+    def _share_s(self, running: Mapping[int, Running], tick_s: float) -> float:
+        """Return the seconds that all works together may take before the next tick."""
+        spare_s = self.spare_s(self.clock())
+        # A reader who is far ahead is so for long ticks: at most a step of that goes to side work.
+        spare_s = (
+            min(spare_s, self.reading_pace_s)
+            if spare_s < math.inf
+            else self.reading_pace_s - tick_s
+        )
+        if any(not sequence.view.protected for sequence in running.values()):
+            spare_s *= PACE_SHARE
+        return max(TICK_SHARE * tick_s, spare_s)
 
     def _work(self, running: Mapping[int, Running], share_s: float, *, alone: bool) -> None:
         began, took_s, short = self.clock(), 0.0, False
