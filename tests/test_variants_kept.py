@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,9 @@ from uma_trio import keeper
 from uma_trio.backend.base import Adapter, ModelError
 from uma_trio.service.ask import Refusal
 
+TRIED: list[str] = []
+"""The adapters that were tried with a model, in order."""
+
 
 @asynccontextmanager
 async def adapted(
@@ -22,13 +25,15 @@ async def adapted(
 ) -> AsyncIterator[Shelf]:
     """Run models with the adapters `x`, `y` and `z`, of which some are `bad`."""
 
-    def try_adapters(_config: object, adapters: tuple[Adapter, ...]) -> None:
+    def try_adapters(_config: object, adapters: Sequence[Adapter]) -> None:
         for each in adapters:
+            TRIED.append(each.name)
             if each.name in bad:
                 raise ModelError(f"llama.cpp cannot load the adapter {each.path}.")
 
     monkeypatch.setattr(keeper, "variant_estimate", lambda config: keeper.estimate(config))  # noqa: PLW0108 - it is replaced later
     monkeypatch.setattr(keeper, "try_adapters", try_adapters)
+    TRIED.clear()
     lora = ("x=x.gguf", "y=y.gguf:0.5", "z=z.gguf")
     async with shelf(monkeypatch, 64 * GIB, lora=lora, **{"lora_contexts": 2, **changes}) as models:
         yield models
@@ -44,6 +49,16 @@ async def test_a_variant_is_loaded_on_the_weights_of_its_model(
         assert not await models.keeper.unload(models.entry("a"))
         assert await models.keeper.unload(models.entry("a:x"))
         assert await models.keeper.unload(models.entry("a"))
+
+
+async def test_an_adapter_is_tried_once_with_its_model(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Whatever scales are asked for: who asks for many does not keep other models waiting for trials."""
+    async with adapted(monkeypatch) as models:
+        for name in ("a:x", "a:x=0.3", "a:x=0.4+y", "b:x"):
+            await models.ask(name)
+        assert TRIED == ["x", "y", "x"]
 
 
 async def test_there_are_no_more_variants_than_contexts(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final, Literal
@@ -67,13 +67,16 @@ class Entry:
     found out. `prefixes` are what
     was saved before it was unloaded. `payer` caused the loading that goes on. A *variant* is the model `base` with some of
     its `known` adapters, in a context of its own on the same weights; one that a request made up is `passing`, and
-    forgotten when it is not loaded.
+    forgotten when it is not loaded. `tried` are the adapters' files that were tried with a model, and `further` what a further
+    context of it takes.
     """
 
     config: Config
     base: Entry | None = None
     adapters: tuple[Adapter, ...] = ()
     passing: bool = False
+    tried: set[Hashable] = field(factory=set)
+    further: Estimate | None = None
     state: State = "unloaded"
     deployment: Deployment | None = None
     held: ExitStack | None = None
@@ -521,10 +524,28 @@ class Keeper:
 
 
 def _tried(entry: Entry) -> Estimate:
-    """Try the files of a model, and return what it takes. Raises :class:`ModelError`."""
-    if entry.base is not None:
-        try_adapters(entry.config, entry.adapters)
-    return _estimated(entry)
+    """Try the files of a model, and return what it takes. Raises :class:`ModelError`.
+
+    An adapter is tried once with its model, whatever scales requests ask for: a trial reads the model's file.
+    """
+    if entry.base is None:
+        return estimate(entry.config)
+    marks = {each.name: _mark(each) for each in entry.adapters}
+    untried = [each for each in entry.adapters if marks[each.name] not in entry.base.tried]
+    if untried or entry.base.further is None:
+        try_adapters(entry.config, untried)
+        entry.base.further = variant_estimate(entry.config)
+        entry.base.tried.update(marks.values())
+    return entry.base.further
+
+
+def _mark(adapter: Adapter) -> Hashable:
+    """Return what an adapter's file is known by: another one of the same name is tried again."""
+    try:
+        found = adapter.path.stat()
+    except OSError:
+        return adapter.path
+    return adapter.path, found.st_mtime_ns, found.st_size
 
 
 def _estimated(entry: Entry) -> Estimate:
