@@ -1,4 +1,4 @@
-"""Readers of two models in one daemon, and a reader of one beside a long prompt of the other. Two minutes.
+"""Readers of two models in one daemon, and a reader of one beside a long prompt of the other. Three minutes.
 
     python -m benches models --model bench-0.5b-q4_0.gguf
     python -m benches models --other larger.gguf
@@ -126,7 +126,7 @@ def models(given: argparse.Namespace, here: Here) -> Comparison:
     once = partial(measure, setup, other, given.flags.split(), given)
     return Comparison(
         [System(OURS, given.flags, once)],
-        seconds=60,
+        seconds=180,
         tables=[_TABLE],
         facts={"other model": other.name},
         progress=lambda row: (

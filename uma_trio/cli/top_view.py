@@ -142,7 +142,7 @@ def memory_in_words(memory: MemoryInfo) -> str:
     share = memory.cells_used / max(1, memory.cells_total)
     text = f"{memory.cells_used:,} of {memory.cells_total:,} cells ({share:.0%}), {memory.cells_reserved:,} reserved"
     if memory.leaves or memory.pages:
-        text += f"   prefixes: {memory.leaves:,} there, {memory.pages:,} pages saved ({size(memory.page_bytes)})"
+        text += f"   prefixes: {memory.leaves:,} cached, {size(memory.page_bytes)} saved"
     return text
 
 
