@@ -176,6 +176,51 @@ def test_the_system_message_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> N
     assert said == ["System message: Be brief.\n", "System message: none\n"]
 
 
+def test_another_model_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next question on; one that is not listed may be an alias or a variant."""
+    said: list[str] = []
+    talk = talking(monkeypatch, said, [])
+
+    async def models(_socket: Path) -> tuple[str, ...]:
+        return ("a", "b")
+
+    monkeypatch.setattr("uma_trio.cli.chat._models", models)
+    talk._obey("/model")
+    talk._obey("/model b")
+    talk._obey("/model a:polite")
+    assert said == [
+        "Model: a\n",
+        "Others: b\n",
+        "Model: b\n",
+        "Others: a\n",
+        "Model: a:polite\n",
+        "Others: a, b\n",
+    ]
+    assert talk._sampling.model == "a:polite"
+
+
+def test_every_other_command_does_what_help_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And one that is not there is named."""
+    said: list[str] = []
+    talk = talking(monkeypatch, said, ["one"])
+    talk._conversation.ask("?")
+    talk._obey("/again")
+    talk._obey(f"/save {tmp_path / 'talk.json'}")
+    talk._obey("/more")
+    talk._obey("/clear")
+    assert talk._conversation.turns == []
+    talk._obey(f"/load {tmp_path / 'talk.json'}")
+    assert talk._conversation.turns == [("user", "?"), ("assistant", "one")]
+    talk._obey("/stats")
+    assert talk._stats
+    talk._obey("/moel")
+    assert said[-1] == "There is no command /moel; /help lists them.\n"
+    talk._obey("/help")
+    assert said[-1] == f"{_HELP}\n"
+
+
 def test_help_fits_a_terminal_of_80_columns() -> None:
     """Its lines are written as they are."""
     assert max(map(len, _HELP.splitlines())) < 80

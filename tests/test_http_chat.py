@@ -905,6 +905,21 @@ async def test_the_lane_is_chosen_by_header_priority_or_tier(
         client.close()
 
 
+async def test_a_header_says_what_is_waited_for(autojump_clock: MockClock) -> None:
+    """It goes before the body; a word that there is not is refused by its name."""
+    async with http_house() as daemon:
+        client = daemon.connect()
+        asked = {**HELLO, "awaits": "nothing", "stream": True, "max_tokens": 400}
+        await client.send("POST", CHAT, asked, {"X-UMA-Awaits": "tokens"})
+        await client.head()
+        (running,) = await daemon.inner.service.running()
+        assert running.report.awaits == "tokens"
+        client.close()
+        answer = await daemon.ask("POST", CHAT, HELLO, **{"X-UMA-Awaits": "words"})
+        assert answer.status == 400
+        assert b"X-UMA-Awaits" in answer.body
+
+
 @pytest.mark.parametrize(
     ("path", "accept", "kind"),
     [

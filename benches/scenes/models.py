@@ -122,7 +122,7 @@ def models(given: argparse.Namespace, here: Here) -> Comparison:
     if given.dry_run:
         raise SystemExit("there is no dry run: two fake models take turns in tests/test_turn.py")
     other = given.other or here.model
-    setup = servers.Setup(here.model, here.threads, 4096, 4)
+    setup = servers.Setup(here.model, here.threads, 16_384, 4)  # the reader outlasts the prompt
     once = partial(measure, setup, other, given.flags.split(), given)
     return Comparison(
         [System(OURS, given.flags, once)],

@@ -12,7 +12,7 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from attrs import field, frozen, mutable
+from attrs import evolve, field, frozen, mutable
 
 from uma_trio.cli.attempt import run_when_served, starter
 from uma_trio.cli.conversation import Conversation
@@ -49,7 +49,7 @@ _HELP = """\
 /save FILE     write the conversation, as JSON or as .md
 /load FILE     take up a conversation that was saved as JSON
 /stats         show or hide tokens/s and the cached share after each answer
-/model         show which model answers
+/model NAME    let another model answer; without NAME list them
 /help          show this
 /exit          leave, as Ctrl-D does
 
@@ -135,10 +135,12 @@ class Talk:
 
     def _greet(self) -> int:
         """Say who answers; complain if nobody does."""
-        name = self._ask_name()
-        if name is None:
+        names = self._ask_names()
+        if names is None:
             return UNREACHABLE
-        _say(f"{_DIM}{name}. /help lists commands; Ctrl-D leaves.{_PLAIN}\n")
+        _say(
+            f"{_DIM}{self._sampling.model or names[0]}. /help lists commands; Ctrl-D leaves.{_PLAIN}\n"
+        )
         return OK
 
     def _obey(self, text: str) -> None:
@@ -208,12 +210,16 @@ class Talk:
         _say(f"Figures are {'shown' if self._stats else 'hidden'}.\n")
 
     def _model(self, name: str) -> None:
-        if name:
-            _say("The daemon serves one model; start it with --model to serve another.\n")
+        names = self._ask_names()
+        if names is None:
             return
-        served = self._ask_name()
-        if served is not None:
-            _say(f"{served}\n")
+        if name:
+            self._sampling = evolve(self._sampling, model=name)
+        # One that is not listed may be an alias or a variant; the daemon refuses others with the nearest name.
+        others = [each for each in names if each != (self._sampling.model or names[0])]
+        _say(f"Model: {self._sampling.model or names[0]}\n")
+        if others:
+            _say(f"Others: {', '.join(others)}\n")
 
     def _answer(self) -> None:
         """Show an answer as it comes; what has come of one that is stopped stays in the conversation."""
@@ -236,9 +242,10 @@ class Talk:
         if eos is not None and self._stats:
             _say(f"{_DIM}{_figures(eos)}{_PLAIN}\n")
 
-    def _ask_name(self) -> str | None:
+    def _ask_names(self) -> tuple[str, ...] | None:
+        """Return the models that give text, the default one first; None, after a complaint, if nobody answers."""
         found = _run(
-            _model_name,
+            _models,
             self._socket,
             wait=self._wait,
             start=starter(self._socket, self._start),
@@ -246,8 +253,8 @@ class Talk:
         if found is None or isinstance(found, str):
             complain(found or "Interrupted.")
             return None
-        name: str = found[0]
-        return name
+        names: tuple[str, ...] = found
+        return names
 
 
 def _run(
@@ -277,11 +284,12 @@ def _run(
         raise
 
 
-async def _model_name(socket: Path) -> tuple[str]:
+async def _models(socket: Path) -> tuple[str, ...]:
     from uma_trio.client import Client
 
-    figures = await Client(socket).metrics()
-    return (str(figures.get("model", "the model")),)
+    found = await Client(socket).overview()
+    names = tuple(harmless(each.name) for each in found.models if each.gives == "text")
+    return names or ("the model",)
 
 
 async def _generate(
