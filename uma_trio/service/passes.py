@@ -6,7 +6,9 @@ import trio
 
 
 class Passes:
-    """Lets at most `most` tasks go on in one pass of the scheduler; the others follow in later passes, in order.
+    """Lets `most` tasks go on in one pass of the scheduler; the others follow in later passes, in order.
+
+    A pass in which a new count begins may hold twice as many.
 
     trio runs every task that is ready before it looks at sockets and timers again. When hundreds of connections
     close or send a request at the same moment, one pass would hold the work of all of them, and a token that
