@@ -554,7 +554,7 @@ async def test_a_conversation_goes_on_behind_a_call(autojump_clock: MockClock, p
 
 
 def test_several_answers_are_sampled_unless_told_otherwise() -> None:
-    """A request for several names a temperature; one for a single answer is greedy."""
+    """A request for several names a temperature; one for a single answer leaves it to the daemon's model."""
     asked = {"n": 3}, {"n": 3, "temperature": 0.0}, {"n": 1}, {}
     found = [build_request("hi", None, each).temperature for each in asked]
-    assert found == [0.8, 0.0, 0.0, 0.0]
+    assert found == [0.8, 0.0, None, None]

@@ -62,7 +62,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 class _Sampling:
     """What every request of the conversation says beyond its messages."""
 
-    temperature: float
+    temperature: float | None
     max_tokens: int | None
     seed: int | None
     model: str | None = None
@@ -72,9 +72,12 @@ def chat(
     *,
     system: Annotated[str, Parameter(help="The system message.")] = "",
     temperature: Annotated[
-        float,
-        Parameter(name=("--temperature", "--temp"), help="The sampling temperature; default 0.7."),
-    ] = 0.7,
+        float | None,
+        Parameter(
+            name=("--temperature", "--temp"),
+            help="The sampling temperature; default: the model's, or 0.",
+        ),
+    ] = None,
     max_tokens: Annotated[
         int | None, Parameter(help="The maximum number of tokens of an answer; default: the room.")
     ] = None,

@@ -211,7 +211,7 @@ class Asking:
         """
         return {
             "max_tokens": self.max_tokens,
-            "temperature": self._temperature,
+            "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "min_p": self.min_p,
@@ -236,15 +236,6 @@ class Asking:
             "app": self.app,
             **self._calling,
         }
-
-    @property
-    def _temperature(self) -> float | None:
-        """The temperature; None: the model's own, or 0."""
-        from uma_trio.client.request import temperature_of
-
-        if self.temperature is None and self.n > 1:
-            return temperature_of(self.n)
-        return self.temperature
 
     @property
     def _calling(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Params(TypedDict, total=False):
     app: str | None
     priority: Priority
     max_tokens: int | None
-    temperature: float
+    temperature: float | None
     top_p: float
     top_k: int
     min_p: float
@@ -84,11 +84,6 @@ llama.cpp's default, see tools/server/README.md there.
 """
 
 
-def temperature_of(n: int) -> float:
-    """Return the temperature of a request for `n` answers that names none."""
-    return SEVERAL_TEMPERATURE if n > 1 else 0.0
-
-
 def build_request(prompt: str | None, messages: Chat | None, params: Params) -> Generate:
     """Return the request, with a new id if it has none; several answers are sampled.
 
@@ -98,8 +93,8 @@ def build_request(prompt: str | None, messages: Chat | None, params: Params) -> 
     """
     fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
     several = fields.get("n", 1)
-    if "temperature" not in fields and isinstance(several, int):
-        fields["temperature"] = temperature_of(several)
+    if fields.get("temperature") is None and isinstance(several, int) and several > 1:
+        fields["temperature"] = SEVERAL_TEMPERATURE
     for name in ("stop", "stop_token_ids", "choice", "allowed_tools"):
         if name in fields:
             fields[name] = tuple(fields[name])
