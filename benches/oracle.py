@@ -16,9 +16,9 @@ import sys
 import numpy as np
 
 from uma_trio.backend.base import IntArray
+from uma_trio.engine.chunk import NO_DRAFT, OWN_TEXT, Draft, DraftOrigin
 from uma_trio.engine.drafts import Drafter, drafter
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import NO_DRAFT, OWN_TEXT, Draft, DraftOrigin
 
 _MATCH = 8  # how long a match the oracle claims: one kind of guess, whose chances are learnt
 

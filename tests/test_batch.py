@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.engine_kit import Sink
 from uma_trio.backend.base import Batch
 from uma_trio.engine.batch import BatchBuilder
+from uma_trio.engine.chunk import Chunk
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import Step
 from uma_trio.text.stream import TokenText
 
 SCRATCH = 99
@@ -49,12 +49,12 @@ def test_every_token_is_written_where_it_belongs(
         for slot, (computed, n, more) in enumerate(sizes)
     ]
     shares = [(s, n) for s, (_, n, _) in zip(sequences, sizes, strict=True)]
-    steps = [
-        Step(s.handle, s.computed, n, n_rows=int(s.computed + n == s.known)) for s, n in shares
+    chunks = [
+        Chunk(s.handle, s.computed, n, n_rows=int(s.computed + n == s.known)) for s, n in shares
     ]
     extra_rows = min(extra_rows, sizes[-1][1])
     owners = {s.handle: s for s in sequences}
-    BatchBuilder(64, SCRATCH).fill(batch, steps, owners, extra_rows=extra_rows, ballast=ballast)
+    BatchBuilder(64, SCRATCH).fill(batch, chunks, owners, extra_rows=extra_rows, ballast=ballast)
     expected = [
         (1000 * s.slot + place, place, s.slot, place == s.known - 1)
         for s, n in shares

@@ -21,6 +21,7 @@ from uma_trio.backend.base import IntArray, Traits
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Measured
+from uma_trio.engine.chunk import EARLIER_ANSWERS, OWN_TEXT, DraftOrigin
 from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, Lookup, Runs
 from uma_trio.engine.drafts.pool import MOST_NAMESPACES, EarlierAnswers, Pool
@@ -28,7 +29,6 @@ from uma_trio.engine.drafts.prompts import MOST_PROMPTS, MOST_TOKENS, Prompts
 from uma_trio.engine.drafts.survival import Survival, part_of
 from uma_trio.engine.messages import Prefix
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.step import EARLIER_ANSWERS, OWN_TEXT, DraftOrigin
 from uma_trio.http.asking import speculation_of
 from uma_trio.http.fields import Body
 from uma_trio.policy.accounting import planned_work

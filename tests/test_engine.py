@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.base import BackendDied, DecodeStatus, Overlap, nothing
 from uma_trio.backend.fake import EOS, FakeBackend, Fault
+from uma_trio.engine.chunk import Tick
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
@@ -33,7 +34,6 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.side import Desk
-from uma_trio.engine.step import Tick
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.line import MAX_PASSED_OVER

@@ -10,8 +10,8 @@ from engine_kit import KINDS, Bench, OnDevice
 
 from uma_trio.backend.base import Overlap, nothing
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.chunk import Tick
 from uma_trio.engine.orders import Order, Overlapped, Serial, TickParts
-from uma_trio.engine.step import Tick
 
 PREPARED, PLANNED = cast("Tick", "the prepared tick"), cast("Tick", "the planned tick")
 

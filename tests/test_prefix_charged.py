@@ -13,8 +13,8 @@ from test_prefix_cache import MINE, forget_cells, letters, priced, save_all
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.chunk import Tick
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.step import Tick
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy

@@ -15,10 +15,10 @@ from operator import mul
 from attrs import define, evolve, frozen
 
 from uma_trio.backend.fake import FakeBackend, mix
+from uma_trio.engine.chunk import OWN_TEXT, Draft, DraftOrigin, Outcome
 from uma_trio.engine.drafts.drafter import LIKELY, MOST_DRAFTS
 from uma_trio.engine.drafts.drafting import Unread
 from uma_trio.engine.sequences import Sequence as Running
-from uma_trio.engine.step import OWN_TEXT, Draft, DraftOrigin, Outcome
 
 _ORIGIN = DraftOrigin(OWN_TEXT, 0)
 _PLACES = 2048  # of an answer that are drawn; behind them they begin again
@@ -126,7 +126,7 @@ class SimulatedDrafter:
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Running]) -> bool:
         """Whether a likely draft follows what was just sampled."""
         for outcome in outcomes:
-            sequence, guesses = running[outcome.step.key], self._guesses.get(outcome.step.key)
+            sequence, guesses = running[outcome.chunk.key], self._guesses.get(outcome.chunk.key)
             if guesses is None or not outcome.tokens or sequence.credit <= 2:
                 continue
             place = sequence.known + len(outcome.tokens) - sequence.n_prompt

@@ -13,7 +13,7 @@ from pathlib import Path
 from attrs import define, evolve, field, frozen
 
 from uma_trio.costing.store import Unusable, recall
-from uma_trio.engine.step import Completed
+from uma_trio.engine.chunk import Completed
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
@@ -114,11 +114,11 @@ class Machine:
         plan, views = completed.tick.plan, completed.tick.state.views
         per_row = took_s / plan.n_tokens
         for outcome in completed.outcomes:
-            client = views[outcome.step.key].client
-            self.used_s[client] = self.used_s.get(client, 0.0) + per_row * outcome.step.n_tokens
+            client = views[outcome.chunk.key].client
+            self.used_s[client] = self.used_s.get(client, 0.0) + per_row * outcome.chunk.n_tokens
             self.tokens[client] = self.tokens.get(client, 0) + outcome.kept
-            if outcome.step.drafts:
-                self.drafted += len(outcome.step.drafts)
+            if outcome.chunk.drafts:
+                self.drafted += len(outcome.chunk.drafts)
                 self.accepted += outcome.right
 
 

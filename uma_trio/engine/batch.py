@@ -1,4 +1,4 @@
-"""From steps to the arrays of one decode, with slices only and without a loop over tokens.
+"""From chunks to the arrays of one decode, with slices only and without a loop over tokens.
 
 Sequences that compute one token each, as streams do, are written together.
 """
@@ -12,12 +12,12 @@ from itertools import takewhile
 import numpy as np
 
 from uma_trio.backend.base import Batch, IntArray
+from uma_trio.engine.chunk import Chunk
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import Step
 
 
 class BatchBuilder:
-    """Writes steps into the arrays of a batch, in their order."""
+    """Writes chunks into the arrays of a batch, in their order."""
 
     def __init__(self, n_ctx: int, scratch_slot: int) -> None:
         self._scratch_slot = scratch_slot
@@ -26,22 +26,22 @@ class BatchBuilder:
     def fill(
         self,
         batch: Batch,
-        steps: Ordered[Step],
+        chunks: Ordered[Chunk],
         sequences: Mapping[int, Sequence],
         *,
         extra_rows: int = 0,
         ballast: int = 0,
     ) -> None:
-        """Write the tokens of each step; what is not known yet (a prepared tick) is written as 0.
+        """Write the tokens of each chunk; what is not known yet (a prepared tick) is written as 0.
 
         Rows of logits that nobody reads come last, so that they move nobody's: the `extra_rows` of
-        the last step, and `ballast` in the scratch slot, which has to be emptied after the decode.
+        the last chunk, and `ballast` in the scratch slot, which has to be emptied after the decode.
         """
-        single = list(takewhile(_is_single, steps))
+        single = list(takewhile(_is_single, chunks))
         _fill_single(batch, single, sequences)
         at = len(single)
-        for step in steps[at:]:
-            at = self._fill_step(batch, at, step, sequences[step.key])
+        for chunk in chunks[at:]:
+            at = self._fill_chunk(batch, at, chunk, sequences[chunk.key])
         if extra_rows:
             batch.want[at - extra_rows : at] = 1
         if ballast:
@@ -51,31 +51,31 @@ class BatchBuilder:
             batch.slot[at:end] = self._scratch_slot
             batch.want[at:end] = 1
 
-    def _fill_step(self, batch: Batch, at: int, step: Step, sequence: Sequence) -> int:
-        """Write one step from row `at` on; return the row behind it."""
-        start, stop, end = step.start, step.start + step.n_tokens, at + step.n_tokens
-        known = end - len(step.drafts)
-        batch.token[at:known] = sequence.tokens[start : stop - len(step.drafts)]
-        batch.token[known:end] = step.drafts
+    def _fill_chunk(self, batch: Batch, at: int, chunk: Chunk, sequence: Sequence) -> int:
+        """Write one chunk from row `at` on; return the row behind it."""
+        start, stop, end = chunk.start, chunk.start + chunk.n_tokens, at + chunk.n_tokens
+        known = end - len(chunk.drafts)
+        batch.token[at:known] = sequence.tokens[start : stop - len(chunk.drafts)]
+        batch.token[known:end] = chunk.drafts
         batch.pos[at:end] = self._positions[start:stop]
         batch.slot[at:end] = sequence.slot
         batch.want[at:end] = 0
-        batch.want[end - step.n_rows - step.n_scored : end] = 1
+        batch.want[end - chunk.n_rows - chunk.n_scored : end] = 1
         return end
 
 
-def _fill_single(batch: Batch, steps: Ordered[Step], sequences: Mapping[int, Sequence]) -> None:
-    """Write steps of one token each from row 0 on."""
-    n = len(steps)
+def _fill_single(batch: Batch, chunks: Ordered[Chunk], sequences: Mapping[int, Sequence]) -> None:
+    """Write chunks of one token each from row 0 on."""
+    n = len(chunks)
     if not n:
         return
-    owners = [sequences[step.key] for step in steps]
-    starts = [step.start for step in steps]
+    owners = [sequences[chunk.key] for chunk in chunks]
+    starts = [chunk.start for chunk in chunks]
     batch.token[:n] = [owner.tokens[at] for owner, at in zip(owners, starts, strict=True)]
     batch.pos[:n] = starts
     batch.slot[:n] = [owner.slot for owner in owners]
-    batch.want[:n] = [step.n_rows + step.n_scored for step in steps]
+    batch.want[:n] = [chunk.n_rows + chunk.n_scored for chunk in chunks]
 
 
-def _is_single(step: Step) -> bool:
-    return step.n_tokens == 1
+def _is_single(chunk: Chunk) -> bool:
+    return chunk.n_tokens == 1

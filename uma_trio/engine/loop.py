@@ -21,6 +21,7 @@ from attrs import evolve
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
 from uma_trio.engine.cells import Cells, PageStore
+from uma_trio.engine.chunk import Completed, Outcome, Tick, ends_prompt, outcomes
 from uma_trio.engine.drafts import Drafting, Feeding, drafter_for
 from uma_trio.engine.encoding import PART_S, Encoding, Encodings
 from uma_trio.engine.first_tokens import FirstTokenBook
@@ -58,7 +59,6 @@ from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.side import QUICK_S, Desk, Ledger
 from uma_trio.engine.snapshot import snapshot
-from uma_trio.engine.step import Completed, Outcome, Tick, ends_prompt, outcomes
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.engine.turn import TickClaim
 from uma_trio.engine.waits import wait_of
@@ -224,7 +224,7 @@ class Engine:
             return None
         self._recovery.succeeded()
         choices, scores = tick.read(self._backend.logits)
-        results = outcomes(tick.steps, choices, scores)
+        results = outcomes(tick.chunks, choices, scores)
         self._untold = ends_prompt(results)
         sampling_s = self._clock() - now
         self._uncommitted = Completed(
@@ -372,13 +372,13 @@ class Engine:
                 TickFigures(partial(tick_metrics.slack, self._metrics, completed, dues))
             )
         outcomes = completed.outcomes
-        stepped = [(running[outcome.step.key], outcome) for outcome in outcomes]
-        self._places.charge(completed, [(sequence, outcome.step) for sequence, outcome in stepped])
+        pairs = [(running[outcome.chunk.key], outcome) for outcome in outcomes]
+        self._places.charge(completed, [(sequence, outcome.chunk) for sequence, outcome in pairs])
         if not paces and self._encoding.has_work:
             # Shown evenly: what a tick waits less than it may for texts is a lead, and not lost.
             paces = self._planner.steps(now)
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
-        for sequence, outcome in stepped:
+        for sequence, outcome in pairs:
             self._drafter.learn(sequence, outcome)
         self._planner.learn(completed, itl_s)
         self.cells.tick(tick.n_tokens, self.memory.cost)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from uma_trio.engine.step import Tick
+from uma_trio.engine.chunk import Tick
 
 
 @frozen
@@ -92,7 +92,7 @@ class Overlapped:
         GPU       | decode 2                         |          | decode 3                         |
         engine    | commit 1, publish 1, prepare 3   | sample 2 | commit 2, publish 2, prepare 4   | sample 3
 
-    Tick 3 is prepared from the predicted state: every sequence of tick 2 one step further. It lacks only the tokens of
+    Tick 3 is prepared from the predicted state: every sequence of tick 2 one token further. It lacks only the tokens of
     tick 2, which are written into its batch when they are sampled. If something else happened meanwhile (a request
     came, an answer ended, a draft is likely), the order of a CPU is kept for this once: commit 2, plan 3.
     """

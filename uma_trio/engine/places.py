@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from uma_trio.engine.chunk import Chunk, Completed
 from uma_trio.engine.recorder import AWAY, NEEDED
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import Completed, Step
 from uma_trio.policy.admission import admit, gives_place, gives_turn, makes_way
 from uma_trio.policy.floor import bucket_after
 from uma_trio.policy.state import Contract
@@ -51,15 +51,15 @@ class Places:
                 registry.made_way(places, chosen)
         registry.admit(chosen, now)
 
-    def charge(self, completed: Completed, steps: Iterable[tuple[Sequence, Step]]) -> None:
+    def charge(self, completed: Completed, chunks: Iterable[tuple[Sequence, Chunk]]) -> None:
         """Note what background requests had of a tick that is not committed yet."""
-        steps = list(steps)
+        chunks = list(chunks)
         tick_s, had_s = completed.decode_s + completed.host_s, 0.0
-        n_tokens = sum([step.n_tokens for _, step in steps])
-        for sequence, step in steps:
+        n_tokens = sum([chunk.n_tokens for _, chunk in chunks])
+        for sequence, chunk in chunks:
             if sequence.lane == "background":
-                share_s, decoding = tick_s * step.n_tokens / n_tokens, sequence.view.decoding
-                had_s += sequence.tenancy.spend(step, share_s, decoding=decoding)
+                share_s, decoding = tick_s * chunk.n_tokens / n_tokens, sequence.view.decoding
+                had_s += sequence.tenancy.spend(chunk, share_s, decoding=decoding)
         registry = self._registry
         contended = registry.beside_others
         registry.owe(

@@ -1,4 +1,4 @@
-"""From the registry to the next :class:`Tick`: the policy's state, its plan, the steps, the batch.
+"""From the registry to the next :class:`Tick`: the policy's state, its plan, the chunks, the batch.
 
 The planner keeps the policy's memory and the measured ticks that the policy has not seen yet. A
 tick is planned when it is due or, where decodes overlap, prepared while the tick before it is
@@ -18,6 +18,7 @@ from attrs import field, frozen
 
 from uma_trio.backend.base import Backend, Batch
 from uma_trio.engine.batch import BatchBuilder
+from uma_trio.engine.chunk import Chunk, Completed, Describe, Tick
 from uma_trio.engine.messages import InboxMessage
 from uma_trio.engine.prepared import PreparedTick
 from uma_trio.engine.recovery import Recovery
@@ -25,7 +26,6 @@ from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Choice, Masks
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
-from uma_trio.engine.step import Completed, Describe, Step, Tick
 from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel, Work
@@ -190,14 +190,14 @@ class Planner:
         cannot be predicted.
         """
         now = began + computing.plan.predicted_s
-        steps = {step.key: step for step in computing.steps}
+        chunks = {chunk.key: chunk for chunk in computing.chunks}
         views = []
         absent, playout_s = self._registry.absent, self._settings.contract.playout_s
         for key, sequence in self._registry.running.items():
             if key in absent:
                 continue
             pace = computing.plan.paces.get(key, 0.0)
-            view = foreseen(sequence, steps.get(key), now, pace, playout_s)
+            view = foreseen(sequence, chunks.get(key), now, pace, playout_s)
             if view is None:
                 return
             views.append(view)
@@ -211,9 +211,9 @@ class Planner:
         Only those that other processes find, if `elsewhere`: the backend needs this one's cores.
         """
         running = self._registry.running
-        for step in computing.steps:
-            if step.n_rows and step.key in running:
-                running[step.key].sampler.foresee_mask(self._masks, elsewhere=elsewhere)
+        for chunk in computing.chunks:
+            if chunk.n_rows and chunk.key in running:
+                running[chunk.key].sampler.foresee_mask(self._masks, elsewhere=elsewhere)
 
     @property
     def has_prepared(self) -> bool:
@@ -363,34 +363,34 @@ class Planner:
 
     def _filled(self, state: SchedulerState, plan: Plan, batch: Batch) -> Tick:
         """Return the tick of `plan`, and write it into `batch`."""
-        steps = _steps(state, plan, self._registry.running)
+        chunks = _chunks(state, plan, self._registry.running)
         self._builder.fill(
             batch,
-            steps,
+            chunks,
             self._registry.running,
             extra_rows=plan.extra_rows,
             ballast=plan.ballast,
         )
-        n_scored, describe = self._scores(steps)
-        sampled = _sampled(steps)
+        n_scored, describe = self._scores(chunks)
+        sampled = _sampled(chunks)
         if sampled != self._choice.keys:
             self._choice = self._compiled(sampled)
         choice = self._choice
         n_tokens = plan.n_tokens + plan.ballast
         return Tick(
-            *(state, plan, steps, choice.choice, choice.in_place, n_tokens, len(sampled)),
+            *(state, plan, chunks, choice.choice, choice.in_place, n_tokens, len(sampled)),
             n_scored=n_scored,
             describe=describe,
         )
 
-    def _scores(self, steps: Ordered[Step]) -> tuple[int, Describe | None]:
+    def _scores(self, chunks: Ordered[Chunk]) -> tuple[int, Describe | None]:
         """Return how many rows are not sampled but tell of a prompt, and what makes scores of them."""
         tokens: list[int] = []
         tops: list[int] = []
-        for step in takewhile(_is_scored, steps):
-            sequence, first = self._registry.running[step.key], step.start + 1
-            tokens += sequence.tokens[first : first + step.n_scored].tolist()
-            tops += [sequence.submit.params.prompt_logprobs or 0] * step.n_scored
+        for chunk in takewhile(_is_scored, chunks):
+            sequence, first = self._registry.running[chunk.key], chunk.start + 1
+            tokens += sequence.tokens[first : first + chunk.n_scored].tolist()
+            tops += [sequence.submit.params.prompt_logprobs or 0] * chunk.n_scored
         if not tops:
             self._described_tops, self._describer = (), None
             return 0, None
@@ -406,30 +406,32 @@ class Planner:
         return _Compiled(keys, Choice(samplers, self._n_vocab, self._masks), in_place)
 
 
-def _steps(state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]) -> tuple[Step, ...]:
+def _chunks(
+    state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]
+) -> tuple[Chunk, ...]:
     """Return what each item of `plan` computes, and which rows of logits are its."""
-    views, steps, row = state.views, [], 0
+    views, chunks, row = state.views, [], 0
     scored, scored_row = [], 0
     for item in plan.items:
         key, n, n_drafts = item.key, item.n_tokens, item.n_drafts
         view = views[key]
         if view.scored and view.scoring:
-            scored.append(Step(key, view.computed, n, scored_row, n_scored=n))
+            scored.append(Chunk(key, view.computed, n, scored_row, n_scored=n))
             scored_row += n
             continue
         if n_drafts:
             draft, n_rows = running[key].draft, view.rows(n, n_drafts)
             drafts = draft.tokens[:n_drafts]
-            steps.append(Step(key, view.computed, n, row, n_rows, drafts, draft.origin))
+            chunks.append(Chunk(key, view.computed, n, row, n_rows, drafts, draft.origin))
         else:
             n_rows = 1 if n == view.pending - view.drafted else 0
-            steps.append(Step(key, view.computed, n, row, n_rows))
+            chunks.append(Chunk(key, view.computed, n, row, n_rows))
         row += n_rows
-    return (*scored, *steps) if scored else tuple(steps)
+    return (*scored, *chunks) if scored else tuple(chunks)
 
 
-def _is_scored(step: Step) -> bool:
-    return step.n_scored > 0
+def _is_scored(chunk: Chunk) -> bool:
+    return chunk.n_scored > 0
 
 
 def _scored_in_turn(
@@ -447,14 +449,14 @@ def _scored_in_turn(
     return found, n_running + sum(most.values()) - len(most)
 
 
-def _sampled(steps: tuple[Step, ...]) -> tuple[int, ...]:
+def _sampled(chunks: tuple[Chunk, ...]) -> tuple[int, ...]:
     """Return whose each row of logits is."""
     keys: list[int] = []
-    for step in steps:
-        if step.n_rows == 1:
-            keys.append(step.key)
+    for chunk in chunks:
+        if chunk.n_rows == 1:
+            keys.append(chunk.key)
         else:
-            keys += [step.key] * step.n_rows
+            keys += [chunk.key] * chunk.n_rows
     return tuple(keys)
 
 

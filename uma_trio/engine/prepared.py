@@ -14,9 +14,9 @@ import numpy as np
 from attrs import frozen
 
 from uma_trio.backend.base import Batch, IntArray
+from uma_trio.engine.chunk import Chunk, Completed, Outcome, Tick
 from uma_trio.engine.messages import Credit, InboxMessage, changes_a_plan
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import Completed, Outcome, Step, Tick
 
 
 @frozen(eq=False)
@@ -36,12 +36,12 @@ class PreparedTick:
     @classmethod
     def behind(cls, computing: Tick, tick: Tick, batch: Batch) -> PreparedTick:
         """Return `tick` as what follows the one that is `computing`."""
-        place = {step.key: n for n, step in enumerate(computing.steps) if step.n_rows}
+        place = {chunk.key: n for n, chunk in enumerate(computing.chunks) if chunk.n_rows}
         rows, sources = [], []
-        for row, step in zip(_first_rows(tick.steps), tick.steps, strict=True):
-            if step.n_rows and step.key in place:
-                rows.append(row + step.n_tokens - 1)
-                sources.append(place[step.key])
+        for row, chunk in zip(_first_rows(tick.chunks), tick.chunks, strict=True):
+            if chunk.n_rows and chunk.key in place:
+                rows.append(row + chunk.n_tokens - 1)
+                sources.append(place[chunk.key])
         parked = frozenset([view.key for view in tick.state.sequences if view.credit <= 0])
         return cls(tick, batch, np.array(rows, np.int32), tuple(sources), parked)
 
@@ -55,7 +55,7 @@ class PreparedTick:
         if not self.tick.plan.items:
             return False
         for outcome in outcomes:
-            sequence = sequences[outcome.step.key]
+            sequence = sequences[outcome.chunk.key]
             if outcome.fault is not None or outcome.late:
                 return False
             if outcome.tokens and _ends(sequence, outcome.tokens[-1].token):
@@ -85,10 +85,10 @@ def _ends(sequence: Sequence, token: int) -> bool:
         return True
 
 
-def _first_rows(steps: Ordered[Step]) -> list[int]:
-    """Return in which row of the batch each step begins."""
+def _first_rows(chunks: Ordered[Chunk]) -> list[int]:
+    """Return in which row of the batch each chunk begins."""
     rows, at = [], 0
-    for step in steps:
+    for chunk in chunks:
         rows.append(at)
-        at += step.n_tokens
+        at += chunk.n_tokens
     return rows

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import define, evolve, frozen
 
+from uma_trio.engine.chunk import Chunk
 from uma_trio.engine.messages import (
     Finished,
     PromptDone,
@@ -26,7 +27,6 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sampling import NonFinite
 from uma_trio.engine.sequences import Delivery, Sequence
-from uma_trio.engine.step import Step
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.words import Lane
 
@@ -37,10 +37,10 @@ FAILED_CODE, FAILED_AT = "E_RUNTIME_006", "the engine failed at this request"
 
 @frozen(eq=False)
 class Scored:
-    """What a `step` of a sequence's prompt told of the tokens behind its own, among `scores` by row."""
+    """What a `chunk` of a sequence's prompt told of the tokens behind its own, among `scores` by row."""
 
     sequence: Sequence
-    step: Step
+    chunk: Chunk
     scores: Mapping[int, TokenLogprobs]
 
 
@@ -178,11 +178,11 @@ class Publisher:
 
     def _note(self, scored: Scored) -> None:
         """Keep what the model thought of a part of a prompt until all of it is computed."""
-        sequence, step, scores = scored.sequence, scored.step, scored.scores
+        sequence, chunk, scores = scored.sequence, scored.chunk, scored.scores
         try:
-            found = [scores[step.first_row + n] for n in range(step.n_scored)]
+            found = [scores[chunk.first_row + n] for n in range(chunk.n_scored)]
             # What was computed before it was preempted is there already.
-            sequence.scores[step.start : step.start + step.n_scored] = found
+            sequence.scores[chunk.start : chunk.start + chunk.n_scored] = found
             if any(math.isnan(one.logprob) for one in found):
                 raise NonFinite("the prompt has logits that are not numbers")
         except Exception as error:

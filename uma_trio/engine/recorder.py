@@ -18,6 +18,7 @@ from attrs import define, evolve, field
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.engine.cells import Cells
+from uma_trio.engine.chunk import Outcome
 from uma_trio.engine.records import (
     Beginning,
     Drafted,
@@ -29,7 +30,6 @@ from uma_trio.engine.records import (
     Wait,
 )
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import Outcome
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
@@ -283,8 +283,8 @@ class Recorder:
             decode_s,
             host_s,
             status,
-            drafted=tuple([_drafted(outcome) for outcome in outcomes if outcome.step.drafts]),
-            late=frozenset([outcome.step.key for outcome in outcomes if outcome.late]),
+            drafted=tuple([_drafted(outcome) for outcome in outcomes if outcome.chunk.drafts]),
+            late=frozenset([outcome.chunk.key for outcome in outcomes if outcome.late]),
         )
         self._aside(state, now - decode_s - host_s)
         self._ticks.append(record)
@@ -415,8 +415,8 @@ class Recorder:
 
 
 def _drafted(outcome: Outcome) -> Drafted:
-    step = outcome.step
-    return Drafted(step.key, len(step.drafts), outcome.right, *step.origin)
+    chunk = outcome.chunk
+    return Drafted(chunk.key, len(chunk.drafts), outcome.right, *chunk.origin)
 
 
 def _living(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from attrs import frozen
 
 from uma_trio.engine.cells import Cells
+from uma_trio.engine.chunk import Outcome, fault_of
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Cancel, Finished, FinishReason, Submit
@@ -26,7 +27,6 @@ from uma_trio.engine.publisher import (
 )
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
-from uma_trio.engine.step import Outcome, fault_of
 from uma_trio.policy.admission import gives_back, is_away
 from uma_trio.policy.floor import BUCKET_S, keeps_place, next_tenant
 from uma_trio.policy.state import AdmissionState, Holder
@@ -284,7 +284,7 @@ class Registry:
         *,
         computing: bool = False,
     ) -> dict[int, float]:
-        """Move sequences on by what came of their steps, and end those whose last token it was.
+        """Move sequences on by what came of their chunks, and end those whose last token it was.
 
         `paces` (by key) and `playout_s` say when tokens are shown, see :meth:`Sequence.advance`.
         While the next tick is `computing` nobody ends: it was prepared only because nobody should.
@@ -293,27 +293,27 @@ class Registry:
         """
         itl_s: dict[int, float] = {}
         for outcome in outcomes:
-            step = outcome.step
-            if self._broken and step.key in self._broken:
+            chunk = outcome.chunk
+            if self._broken and chunk.key in self._broken:
                 continue
-            sequence = self.running[step.key]
+            sequence = self.running[chunk.key]
             try:
-                delivery = sequence.advance(outcome, now, paces.get(step.key, 0.0), playout_s)
+                delivery = sequence.advance(outcome, now, paces.get(chunk.key, 0.0), playout_s)
             except Exception as error:  # its text or its constraint: no other request's business
                 self._broke(sequence, error, now, computing=computing)
                 continue
             if outcome.late:
-                self._late.add(step.key)
+                self._late.add(chunk.key)
                 sequence.sampler.notify_of_mask(self._inbox.wake)
             # Cells of wrong drafts, of what came behind the end, and of what is computed again.
-            if step.drafts or outcome.late:
+            if chunk.drafts or outcome.late:
                 self.cells.truncate(sequence)
-            if step.n_scored:
-                self._publisher.add(Scored(sequence, step, outcome.scores))
+            if chunk.n_scored:
+                self._publisher.add(Scored(sequence, chunk, outcome.scores))
             if outcome.tokens:
                 self._give(sequence, delivery, now)
                 if delivery.itl_s is not None:
-                    itl_s[step.key] = delivery.itl_s / len(delivery.tokens)
+                    itl_s[chunk.key] = delivery.itl_s / len(delivery.tokens)
             elif outcome.fault is not None:
                 fault = fault_of(outcome.fault, sequence.sampler.constraint)
                 self.end(sequence, "error", now, code=fault.code, message=fault.message)

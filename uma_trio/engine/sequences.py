@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from uma_trio.engine.chunk import NO_DRAFT, Chunk, Draft, Drawn, Outcome
 from uma_trio.engine.messages import (
     FinishReason,
     PromptProgress,
@@ -19,7 +20,6 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.playout import show_times
 from uma_trio.engine.records import Wait
 from uma_trio.engine.sampling import Sampler
-from uma_trio.engine.step import NO_DRAFT, Draft, Drawn, Outcome, Step
 from uma_trio.engine.tenancy import Tenancy
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import (
@@ -210,7 +210,7 @@ class Sequence:
     def advance(
         self, outcome: Outcome, now: float, pace: float = 0.0, playout_s: float = 0.0
     ) -> Delivery:
-        """Apply the outcome of a step, and return the delivery to its stream.
+        """Apply the outcome of a chunk, and return the delivery to its stream.
 
         Only this method makes progress. Tokens after one that ends the request are dropped. With a
         `pace` tokens are shown that many seconds after one another, and none later than `playout_s`
@@ -222,7 +222,7 @@ class Sequence:
         view = self.view
         known = view.computed + view.pending
         if not outcome.tokens:
-            kept = outcome.step.start + outcome.kept
+            kept = outcome.chunk.start + outcome.kept
             self.view = evolve(view, computed=kept, pending=known - kept)
             return Delivery(self, (), (), now, self.n_generated, None, view.lane, False, None)
         given, texts, reason = self._take(outcome.tokens, known)
@@ -295,7 +295,7 @@ class Sequence:
         return (drawn if given == len(drawn) else drawn[:given]), found, reason
 
     def guess(self, draft: Draft) -> None:
-        """Draft the next tokens of its answer; the next step verifies and removes them."""
+        """Draft the next tokens of its answer; the next chunk verifies and removes them."""
         if not (draft.tokens or self.draft.tokens):
             return
         self.draft = draft
@@ -454,22 +454,22 @@ def after_tokens(
 
 
 def foreseen(
-    sequence: Sequence, step: Step | None, now: float, pace: float = 0.0, playout_s: float = 0.0
+    sequence: Sequence, chunk: Chunk | None, now: float, pace: float = 0.0, playout_s: float = 0.0
 ) -> SequenceView | None:
-    """Return where `sequence` stands if `step` gives it one token at the time `now`.
+    """Return where `sequence` stands if `chunk` gives it one token at the time `now`.
 
     It is shown as in :meth:`Sequence.advance`. None if that token is the last that it may have, or
-    if `step` holds drafts: how many of those are kept nobody can foresee. The sequence may end with
+    if `chunk` holds drafts: how many of those are kept nobody can foresee. The sequence may end with
     any other token, too.
     """
     view = sequence.view
-    if step is None:
+    if chunk is None:
         return view
-    if not step.n_rows:
-        computed = step.start + step.n_tokens
+    if not chunk.n_rows:
+        computed = chunk.start + chunk.n_tokens
         pending = sequence.known - computed
         return evolve(view, computed=computed, pending=pending, drafted=0, survival=())
-    if step.drafts or sequence.known + 1 >= len(sequence.tokens):
+    if chunk.drafts or sequence.known + 1 >= len(sequence.tokens):
         return None
     (shown_at,) = sequence.show_times(1, now, pace, playout_s)
     return after_tokens(view, sequence.known + 1, 1, now, shown_at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define
 
-from uma_trio.engine.step import Step
+from uma_trio.engine.chunk import Chunk
 
 
 @define
@@ -26,8 +26,8 @@ class Tenancy:
         """Note that it loses its slot, and `computed` tokens with it."""
         self.furthest = max(self.furthest, computed)
 
-    def spend(self, step: Step, seconds: float, *, decoding: bool) -> float:
-        """Note that it had `seconds` of a tick for `step`; return what of that is not spent again."""
-        again = min(max(0, self.furthest - step.start), step.n_tokens)
+    def spend(self, chunk: Chunk, seconds: float, *, decoding: bool) -> float:
+        """Note that it had `seconds` of a tick for `chunk`; return what of that is not spent again."""
+        again = min(max(0, self.furthest - chunk.start), chunk.n_tokens)
         self.unearned_s += -seconds if decoding and not again else seconds
-        return seconds * (1.0 - again / step.n_tokens)
+        return seconds * (1.0 - again / chunk.n_tokens)

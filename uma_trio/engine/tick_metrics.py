@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from uma_trio.engine.chunk import Completed, Tick
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import Completed, Tick
 from uma_trio.policy.deadline.slack import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED
 from uma_trio.policy.state import SequenceView
@@ -66,9 +66,9 @@ def dues(running: Mapping[int, Sequence], completed: Completed) -> list[Due]:
     """Return when the tokens of a tick were due that is not committed yet."""
     paces, found = completed.tick.plan.paces, []
     for outcome in completed.outcomes:
-        pace = paces.get(outcome.step.key)
+        pace = paces.get(outcome.chunk.key)
         if pace and outcome.tokens:
-            view = running[outcome.step.key].view
+            view = running[outcome.chunk.key].view
             if view.shown_at is not None and view.last_token_at is not None:
                 found.append(Due(view.shown_at + pace, view.last_token_at))
     return found
@@ -95,11 +95,11 @@ def _drafts(completed: Completed) -> tuple[dict[str, tuple[int, int]], dict[int,
     by_source: dict[str, tuple[int, int]] = {}
     wrong: dict[int, int] = {}
     for outcome in completed.outcomes:
-        step = outcome.step
-        if step.drafts:
-            n, right = by_source.get(step.origin.source, (0, 0))
-            by_source[step.origin.source] = n + len(step.drafts), right + outcome.right
-            wrong[step.key] = len(step.drafts) - outcome.right
+        chunk = outcome.chunk
+        if chunk.drafts:
+            n, right = by_source.get(chunk.origin.source, (0, 0))
+            by_source[chunk.origin.source] = n + len(chunk.drafts), right + outcome.right
+            wrong[chunk.key] = len(chunk.drafts) - outcome.right
     return by_source, wrong
 
 

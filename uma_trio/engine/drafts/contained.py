@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import TypeVar
 
+from uma_trio.engine.chunk import NO_DRAFT, Outcome
 from uma_trio.engine.drafts.drafting import Drafting, Unread
 from uma_trio.engine.drafts.failures import Failures
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import NO_DRAFT, Outcome
 from uma_trio.telemetry import log
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Contained:
         return self._guarded(lambda: self.inner.expects(outcomes, running), default=False)
 
     def learn(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Note what became of a step of `sequence`."""
+        """Note what became of a chunk of `sequence`."""
         self._guarded(lambda: self.inner.learn(sequence, outcome), default=None)
 
     def keep(self, sequence: Sequence) -> None:

@@ -7,6 +7,14 @@ from itertools import accumulate
 from operator import mul
 
 from uma_trio.backend.base import IntArray, Limits
+from uma_trio.engine.chunk import (
+    EARLIER_ANSWERS,
+    NO_DRAFT,
+    OWN_TEXT,
+    Draft,
+    DraftOrigin,
+    Outcome,
+)
 from uma_trio.engine.drafts.contained import Contained
 from uma_trio.engine.drafts.drafting import Drafting, NoDrafts, Unread
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, NEWEST, Lookup, Runs
@@ -20,14 +28,6 @@ from uma_trio.engine.drafts.survival import (
     part_of,
 )
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import (
-    EARLIER_ANSWERS,
-    NO_DRAFT,
-    OWN_TEXT,
-    Draft,
-    DraftOrigin,
-    Outcome,
-)
 
 MOST_DRAFTS = 15  # with the token before them 16 rows; more pay only where nearly all are right
 # Of a prompt its last tokens go into the pool with the answer, so that its beginning can be found.
@@ -108,7 +108,7 @@ class Drafter:
         The commit of these outcomes is still to come.
         """
         for outcome in outcomes:
-            sequence, guessed = running[outcome.step.key], self._guessed.get(outcome.step.key)
+            sequence, guessed = running[outcome.chunk.key], self._guessed.get(outcome.chunk.key)
             if guessed is None or not outcome.tokens or sequence.submit.speculation == "off":
                 continue
             tokens, known = sequence.tokens, sequence.known + 1
@@ -146,15 +146,15 @@ class Drafter:
                 self._prompts.add(gone.namespace, gone.prompt, runs)
 
     def learn(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Note what became of a step of `sequence`."""
+        """Note what became of a chunk of `sequence`."""
         guessed = self._guessed.get(sequence.handle)
         if guessed is None:
             return
-        if outcome.step.drafts:
+        if outcome.chunk.drafts:
             right = outcome.right
             # Of the guess at a token whose mask is late nobody knows yet whether it is right.
-            tried = right if outcome.late else len(outcome.step.drafts)
-            self._judge(guessed, outcome.step.origin, right, tried)
+            tried = right if outcome.late else len(outcome.chunk.drafts)
+            self._judge(guessed, outcome.chunk.origin, right, tried)
         else:
             self._judge_first(guessed, outcome)
 
@@ -178,7 +178,7 @@ class Drafter:
         if guessed.first is None or not outcome.tokens:
             return
         place, token, origin = guessed.first
-        if place == outcome.step.start + outcome.step.n_tokens:
+        if place == outcome.chunk.start + outcome.chunk.n_tokens:
             self._judge(guessed, origin, int(token == outcome.tokens[0].token), 1)
 
     def _judge(self, guessed: _Guessed, origin: DraftOrigin, right: int, tried: int) -> None:

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from attrs import frozen
 
+from uma_trio.engine.chunk import Outcome
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import Outcome
 from uma_trio.policy.fairness import Path
 
 
@@ -46,7 +46,7 @@ class Drafting(Protocol):
         """
 
     def learn(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Note what became of a step of `sequence`."""
+        """Note what became of a chunk of `sequence`."""
 
     def keep(self, sequence: Sequence) -> None:
         """Take note of a sequence whose answer is whole, and has ended."""

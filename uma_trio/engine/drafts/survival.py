@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uma_trio.engine.step import DraftOrigin
+from uma_trio.engine.chunk import DraftOrigin
 
 # How often the first guess behind a match of at least so many tokens was right in replayed agent
 # steps, edits and prose, as the belief to begin with.

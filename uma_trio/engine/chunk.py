@@ -1,6 +1,6 @@
-"""The values of one tick: ``plan -> Step -> batch -> compute -> Outcome -> commit -> publish``.
+"""The values of one tick: ``plan -> Chunk -> batch -> compute -> Outcome -> commit -> publish``.
 
-A :class:`Step` is one sequence's part of a batch. An :class:`Outcome` is the result of a step. A
+A :class:`Chunk` is one sequence's part of a batch. An :class:`Outcome` is the result of a chunk. A
 :class:`Tick` is a batch before it is computed, a :class:`Completed` the same tick afterwards. All
 of them are frozen; only :meth:`uma_trio.engine.sequences.Sequence.advance` changes a sequence.
 """
@@ -53,7 +53,7 @@ class Draft(NamedTuple):
 NO_DRAFT: Final = Draft()
 
 
-class Step(NamedTuple):
+class Chunk(NamedTuple):
     """`n_tokens` of the sequence `key`, from position `start`, in one batch.
 
     The last of them are `drafts`: guesses at tokens that are not sampled yet, found at `origin`.
@@ -92,20 +92,20 @@ class Drawn(NamedTuple):
 
 
 @frozen
-class StepFault:
-    """The reason why a step gave no token. Its request ends with this code and message."""
+class ChunkFault:
+    """The reason why a chunk gave no token. Its request ends with this code and message."""
 
     code: str
     message: str
 
 
 FAULTS: Final = {
-    NOT_FINITE: StepFault(
+    NOT_FINITE: ChunkFault(
         "E_RUNTIME_003",
         "the model produced logits that are not numbers; "
         "send the request again, and check the model file if it happens again",
     ),
-    IMPOSSIBLE: StepFault(
+    IMPOSSIBLE: ChunkFault(
         "E_RUNTIME_005",
         "no token continues the answer as its schema or grammar asks; simplify that, or bias less",
     ),
@@ -113,15 +113,15 @@ FAULTS: Final = {
 """What :class:`Choice` answers in place of a token, and what that says."""
 
 
-def fault_of(fault: StepFault, constraint: Constraint | None) -> StepFault:
+def fault_of(fault: ChunkFault, constraint: Constraint | None) -> ChunkFault:
     """Return what to say of a fault: a limit, if it is one that leaves the constraint no way on."""
     if fault is not FAULTS[IMPOSSIBLE] or constraint is None or constraint.problem is None:
         return fault
-    return StepFault("E_LIMIT_007", constraint.problem)
+    return ChunkFault("E_LIMIT_007", constraint.problem)
 
 
 class Outcome(NamedTuple):
-    """What came of `step`: `kept` of its tokens stay in the KV cache, the rest were wrong drafts.
+    """What came of `chunk`: `kept` of its tokens stay in the KV cache, the rest were wrong drafts.
 
     `tokens` were sampled, in order: one for each row, up to the first draft that differs from what
     was sampled for the row before it. A `fault` means that there are none. With `late` the mask for
@@ -129,17 +129,17 @@ class Outcome(NamedTuple):
     those of the tick by row, as lazy as :attr:`Drawn.logprobs`.
     """
 
-    step: Step
+    chunk: Chunk
     kept: int
     tokens: tuple[Drawn, ...] = ()
-    fault: StepFault | None = None
+    fault: ChunkFault | None = None
     late: bool = False
     scores: Mapping[int, TokenLogprobs] = {}
 
     @property
     def right(self) -> int:
-        """How many of the step's drafts were right, and are among `tokens`."""
-        pairs = zip(self.step.drafts, self.tokens, strict=False)
+        """How many of the chunk's drafts were right, and are among `tokens`."""
+        pairs = zip(self.chunk.drafts, self.tokens, strict=False)
         return sum([draft == drawn.token for draft, drawn in pairs])
 
 
@@ -153,7 +153,7 @@ class Tick:
 
     state: SchedulerState
     plan: Plan
-    steps: tuple[Step, ...]
+    chunks: tuple[Chunk, ...]
     choice: Choice
     in_place: int
     n_tokens: int
@@ -166,7 +166,9 @@ class Tick:
         """For each row the draft that follows it, or `NO_GUESS`; empty if there is no draft."""
         if not sum([item.n_drafts for item in self.plan.items]):
             return []
-        return [guess for step in self.steps if step.n_rows for guess in (*step.drafts, NO_GUESS)]
+        return [
+            guess for chunk in self.chunks if chunk.n_rows for guess in (*chunk.drafts, NO_GUESS)
+        ]
 
     def read(
         self, logits: Callable[[int], FloatArray]
@@ -209,43 +211,45 @@ class Completed:
 
 
 def outcomes(
-    steps: Iterable[Step], choices: Choices, scores: Mapping[int, TokenLogprobs] = NO_SCORES
+    chunks: Iterable[Chunk], choices: Choices, scores: Mapping[int, TokenLogprobs] = NO_SCORES
 ) -> tuple[Outcome, ...]:
-    """Return what came of `steps`, given the token that was chosen for each row of logits.
+    """Return what came of `chunks`, given the token that was chosen for each row of logits.
 
     A draft is kept if it is what was sampled for the row before it. The token sampled in place of
     the first wrong draft is right all the same: every token that it was sampled behind was kept.
     """
     tokens, described, found = choices.tokens, choices.logprobs, []
-    for step in steps:
-        row = step.first_row
-        if not step.n_rows:
-            found.append(Outcome(step, step.n_tokens, scores=scores))
-        elif step.n_rows == 1 and tokens[row] >= 0:
-            found.append(Outcome(step, step.n_tokens, (Drawn(tokens[row], row, described),)))
+    for chunk in chunks:
+        row = chunk.first_row
+        if not chunk.n_rows:
+            found.append(Outcome(chunk, chunk.n_tokens, scores=scores))
+        elif chunk.n_rows == 1 and tokens[row] >= 0:
+            found.append(Outcome(chunk, chunk.n_tokens, (Drawn(tokens[row], row, described),)))
         else:
-            found.append(_checked(step, choices))
+            found.append(_checked(chunk, choices))
     return tuple(found)
 
 
 def ends_prompt(results: Iterable[Outcome]) -> bool:
     """Whether one of these gave a first token: behind several tokens that were no drafts."""
-    return any(bool(one.tokens) and one.step.n_tokens - len(one.step.drafts) > 1 for one in results)
+    return any(
+        bool(one.tokens) and one.chunk.n_tokens - len(one.chunk.drafts) > 1 for one in results
+    )
 
 
-def _checked(step: Step, choices: Choices) -> Outcome:
-    """Return what came of a step with drafts, a fault or a late mask."""
-    row, drafts, tokens = step.first_row, step.drafts, choices.tokens
+def _checked(chunk: Chunk, choices: Choices) -> Outcome:
+    """Return what came of a chunk with drafts, a fault or a late mask."""
+    row, drafts, tokens = chunk.first_row, chunk.drafts, choices.tokens
     right = 0
     while right < len(drafts) and tokens[row + right] == drafts[right]:
         right += 1
-    kept, drawn = step.n_tokens - len(drafts) + right, tokens[row : row + right + 1]
+    kept, drawn = chunk.n_tokens - len(drafts) + right, tokens[row : row + right + 1]
     late = drawn[-1] == LATE
     if drawn[-1] in FAULTS and not right:
-        return Outcome(step, kept, fault=FAULTS[drawn[-1]])
+        return Outcome(chunk, kept, fault=FAULTS[drawn[-1]])
     if late or drawn[-1] in FAULTS:
-        # What came before it is given first; a later step finds the fault again, or the mask.
+        # What came before it is given first; a later chunk finds the fault again, or the mask.
         kept, drawn = kept - 1, drawn[:-1]
     described = choices.logprobs
     given = tuple([Drawn(token, row + n, described) for n, token in enumerate(drawn)])
-    return Outcome(step, kept, given, late=late)
+    return Outcome(chunk, kept, given, late=late)

@@ -1,4 +1,4 @@
-"""Steps, outcomes, and what a sequence makes of them: one token a tick, none, or several."""
+"""Chunks, outcomes, and what a sequence makes of them: one token a tick, none, or several."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.fake import FakeBackend
+from uma_trio.engine.chunk import FAULTS, Chunk, Draft, Outcome, outcomes
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.sampling import LATE, NOT_FINITE, Choices
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.step import FAULTS, Draft, Outcome, Step, outcomes
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
 
-def outcome(step: Step, tokens: list[int]) -> Outcome:
-    """Return what came of the only step of a tick."""
-    (found,) = outcomes([step], Choices(tokens))
+def outcome(chunk: Chunk, tokens: list[int]) -> Outcome:
+    """Return what came of the only chunk of a tick."""
+    (found,) = outcomes([chunk], Choices(tokens))
     return found
 
 
@@ -33,14 +33,14 @@ def tokens_of(found: Outcome) -> list[int]:
 
 def test_an_unfinished_prompt_keeps_its_tokens_and_samples_none() -> None:
     """It has no row of logits."""
-    found = outcome(Step(1, start=0, n_tokens=64), [])
+    found = outcome(Chunk(1, start=0, n_tokens=64), [])
     assert (found.kept, tokens_of(found), found.fault) == (64, [], None)
 
 
 def test_each_step_is_given_the_tokens_of_its_own_rows() -> None:
-    """A step without rows in between moves nobody's."""
-    steps = [Step(1, 9, 1, 0, 1), Step(2, 0, 64), Step(3, 5, 3, 1, 1)]
-    found = outcomes(steps, Choices([70, 71]))
+    """A chunk without rows in between moves nobody's."""
+    chunks = [Chunk(1, 9, 1, 0, 1), Chunk(2, 0, 64), Chunk(3, 5, 3, 1, 1)]
+    found = outcomes(chunks, Choices([70, 71]))
     assert [tokens_of(one) for one in found] == [[70], [], [71]]
 
 
@@ -56,8 +56,8 @@ def test_drafts_are_kept_up_to_the_first_that_was_not_sampled(
     sampled: list[int], kept: int, tokens: list[int]
 ) -> None:
     """The last known token is always kept; a wrong draft and all behind it are not."""
-    step = Step(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
-    found = outcome(step, sampled)
+    chunk = Chunk(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
+    found = outcome(chunk, sampled)
     assert (found.kept, tokens_of(found)) == (kept, tokens)
 
 
@@ -76,17 +76,17 @@ def test_a_draft_is_right_if_it_was_sampled_whatever_comes_behind_it(
     sampled: list[int], right: int
 ) -> None:
     """Where the token behind it is not there yet, it is computed again, and was right all the same."""
-    step = Step(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
-    assert outcome(step, sampled).right == right
+    chunk = Chunk(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
+    assert outcome(chunk, sampled).right == right
 
 
 def test_a_row_that_is_no_number_is_a_fault_only_if_it_is_reached() -> None:
     """What would have been sampled behind a wrong draft concerns nobody; what came before is given."""
-    step = Step(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
-    assert outcome(step, [8, NOT_FINITE, NOT_FINITE]).fault is None
-    reached = outcome(step, [5, 6, NOT_FINITE])
+    chunk = Chunk(1, start=20, n_tokens=3, first_row=0, n_rows=3, drafts=(5, 6))
+    assert outcome(chunk, [8, NOT_FINITE, NOT_FINITE]).fault is None
+    reached = outcome(chunk, [5, 6, NOT_FINITE])
     assert (reached.kept, tokens_of(reached), reached.fault) == (2, [5, 6], None)
-    assert outcome(step, [NOT_FINITE, 6, 7]).fault is FAULTS[NOT_FINITE]
+    assert outcome(chunk, [NOT_FINITE, 6, 7]).fault is FAULTS[NOT_FINITE]
 
 
 class Drafting(Engine):
