@@ -23,7 +23,7 @@ from uma_trio.cli.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from uma_trio.telemetry.metric import Metric
+    from uma_trio.telemetry.catalogue import Metric
 
 _UNSPOKEN = {"ratio", "0 or 1"}  # units that say nothing behind a number
 _LEAST_ROOM = 30  # columns; less would cut every explanation

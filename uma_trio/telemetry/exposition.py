@@ -18,8 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from uma_trio.telemetry.catalogue import METRICS
-from uma_trio.telemetry.metric import Metric
+from uma_trio.telemetry.catalogue import METRICS, Metric
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
