@@ -106,9 +106,9 @@ def _serve_real(path: Path, arguments: list[str]) -> None:
 
 
 def _time_choosing(meter: Meter) -> None:
-    from uma_trio.engine.sampling import Choice
+    from uma_trio.engine.sampling import TickSampler
 
-    Choice.__call__ = meter.choosing(Choice.__call__)  # type: ignore[method-assign]
+    TickSampler.__call__ = meter.choosing(TickSampler.__call__)  # type: ignore[method-assign]
 
 
 def fake_config(arguments: list[str]) -> Config:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from attrs import evolve, frozen
 
-from uma_trio.backend.base import Limits
+from uma_trio.backend.base import ContextLimits
 from uma_trio.policy.by_name import find_policy
 from uma_trio_sim.machine import Profile
 from uma_trio_sim.simulation import DRAFT_ROWS, Simulation, Told, settings_for
@@ -40,7 +40,7 @@ def retell(
         find_policy("deadline"),
         profile=profile,
         settings=evolve(settings_for(profile), drafts=drafts),
-        limits=Limits(n_ctx, n_ctx, n_slots, 512, n_rows=n_slots + DRAFT_ROWS),
+        limits=ContextLimits(n_ctx, n_ctx, n_slots, 512, n_rows=n_slots + DRAFT_ROWS),
         n_vocab=max(n_vocab, 260),
     )
     left = iter(texts)

@@ -24,7 +24,7 @@ from benches.contest import Row
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.sampling import Choice, Sampler
+from uma_trio.engine.sampling import Sampler, TickSampler
 
 Records = NDArray[np.void]  # id, logit, p
 N_VOCAB = 151_936
@@ -116,7 +116,7 @@ def one_tick() -> Iterator[Row]:
             read = least_us(lambda logits=logits: logits.argmax(axis=1))
             for name, params in TICKS.items():
                 samplers = [Sampler(params[i % len(params)], ()) for i in range(n)]
-                choice = Choice(samplers, n_vocab)
+                choice = TickSampler(samplers, n_vocab)
                 together = least_us(lambda x=logits, choice=choice: choice(x))
                 alone = least_us(
                     lambda x=logits, samplers=samplers: [
@@ -137,7 +137,7 @@ def extras(n: int = 8, times: int = 40) -> Iterator[Row]:
             for sampler in samplers:
                 for token in range(ANSWERED):
                     sampler.accept(token)
-            choices[extra] = Choice(samplers, N_VOCAB)
+            choices[extra] = TickSampler(samplers, N_VOCAB)
         choosing: dict[str, list[int]] = {extra: [] for extra in choices}
         describing: dict[str, list[int]] = {extra: [] for extra in choices}
         for _ in range(times):

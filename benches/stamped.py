@@ -87,14 +87,14 @@ def _serve(stamps: Stamps, arguments: list[str]) -> None:
     from uma_trio.backend._llama_compute import Compute
     from uma_trio.cli.main import main as cli
     from uma_trio.engine.outlet import Outlet
-    from uma_trio.engine.sampling import Choice
+    from uma_trio.engine.sampling import TickSampler
     from uma_trio.sockets.transport import Transport
 
     lib.decode = stamps.decoding(lib.decode)
     lib.synchronize = stamps.around(lib.synchronize, "waited")
     patched: list[tuple[Any, str, dict[str, str]]] = [
         (Compute, "__call__", {"after": "computed"}),
-        (Choice, "__call__", {"after": "sampled"}),
+        (TickSampler, "__call__", {"after": "sampled"}),
         (Outlet, "deliver", {"before": "handed"}),
         (Transport, "send_nowait", {"after": "sent"}),
     ]

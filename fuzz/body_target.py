@@ -12,10 +12,10 @@ import hypothesis
 import msgspec
 from hypothesis import strategies as st
 
-from uma_trio.text.pieces import PIECE_BYTES, PIECE_MARKS, Excessive, Limits, NotJson, decoded
+from uma_trio.text.pieces import PIECE_BYTES, PIECE_MARKS, Excessive, JsonLimits, NotJson, decoded
 
 _BYTES = 1 << 20
-_LIMITS = Limits(values=1 << 18)
+_LIMITS = JsonLimits(values=1 << 18)
 _MARKS = (b",", b":", b"[", b"]", b"{", b"}")
 
 

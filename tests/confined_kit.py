@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from uma_trio.confined.link import Link
+from uma_trio.confined.link import WorkerLink
 from uma_trio.confined.workers import Workers
 
 
@@ -16,10 +16,10 @@ def host_of(workers: Workers) -> int | None:
     return None if workers._process is None else workers._process.pid
 
 
-def prepare(setup: bytes) -> Callable[[Link], None]:
+def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
     """Return what answers `setup`, or does harm."""
 
-    def work(link: Link) -> None:
+    def work(link: WorkerLink) -> None:
         while True:
             asked = link.receive()
             if asked == b"say and spin":

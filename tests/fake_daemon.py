@@ -19,7 +19,7 @@ from reply_kit import THINKING_TEMPLATE
 
 from uma_trio import daemon
 from uma_trio.backend.base import FloatArray, Overlap, nothing
-from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.settings import flag_key, load
 from uma_trio.engine.task import EngineDied
@@ -92,7 +92,7 @@ def slow(config: Config, cost: float, die: int, rows: int = 128) -> SlowBackend:
         n_ctx=config.n_ctx,
         n_slots=config.parallel,
         n_batch=max(rows, config.parallel),
-        faults={die: Fault(died="told to")} if die >= 0 else None,
+        faults={die: InjectedFault(died="told to")} if die >= 0 else None,
     )
     backend.tick_s = cost
     return backend

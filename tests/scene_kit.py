@@ -16,7 +16,7 @@ from attrs import Factory, define, evolve, field, frozen
 from engine_kit import Bench
 
 from uma_trio.backend.base import Interrupt, Overlap, Traits, nothing
-from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.engine.messages import (
     Cancel,
     Credit,
@@ -79,7 +79,7 @@ class Scene:
     n_ctx: int = 3000
     contract: Contract = field(factory=Contract)
     traffic: Traffic | None = None
-    faults: dict[int, Fault] = field(factory=dict)
+    faults: dict[int, InjectedFault] = field(factory=dict)
     can_remove_part: bool = True
     noise: float = 0.05
     people: int = 4

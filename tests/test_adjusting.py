@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.sampling import NOT_FINITE, Choice, Sampler, choose
+from uma_trio.engine.sampling import NOT_FINITE, Sampler, TickSampler, choose
 from uma_trio.engine.sampling.adjusting import Adjuster, Bag
 
 N_VOCAB = 97
@@ -252,7 +252,7 @@ def test_a_seed_gives_the_same_answer_with_company_and_without(
     known = np.array(prompt, np.int32)
     together = [Sampler(p, ENDS, known) for p in params]
     alone = [Sampler(p, ENDS, known) for p in params]
-    choice = Choice(together, N_VOCAB)
+    choice = TickSampler(together, N_VOCAB)
     for tick in range(6):
         rows = logits(seed + tick, len(params))
         tokens = choice(rows).tokens
@@ -269,7 +269,7 @@ def test_plain_rows_draw_the_same_beside_rows_that_are_changed() -> None:
     n_vocab = 4096
     alone, company = ([Sampler(p, ENDS) for p in plain] for _ in range(2))
     company.append(Sampler(changed, ENDS))
-    one, other = Choice(alone, n_vocab), Choice(company, n_vocab)
+    one, other = TickSampler(alone, n_vocab), TickSampler(company, n_vocab)
     for tick in range(20):
         rows = logits(tick, 5, n_vocab)
         assert other(rows).tokens[:4] == one(rows[:4]).tokens

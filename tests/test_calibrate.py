@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus, Traits
-from uma_trio.backend.fake import Fault
+from uma_trio.backend.fake import InjectedFault
 from uma_trio.costing.calibrate import (
     LEAST_USED_SHARE,
     LONGER,
@@ -106,7 +106,7 @@ def test_what_fails_is_not_in_the_table() -> None:
     """A decode that the backend refuses has no time; the model does without."""
     clock = Clock()
     machine = Machine(TRUTH, clock)
-    machine._faults = {n: Fault(DecodeStatus.INVALID) for n in range(2000)}
+    machine._faults = {n: InjectedFault(DecodeStatus.INVALID) for n in range(2000)}
     assert Calibration(machine, clock).measure().table() == {1: pytest.approx(0.008)}
 
 

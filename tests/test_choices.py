@@ -32,7 +32,7 @@ from uma_protocol import (
     SetPriority,
     Token,
 )
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.cli.printer import Printer
 from uma_trio.client import ServerError
 from uma_trio.engine.messages import Finished, SamplingParams
@@ -139,7 +139,7 @@ async def test_whole_answers_come_in_their_ends(autojump_clock: MockClock) -> No
 
 async def test_a_choice_that_fails_leaves_the_others_alone(autojump_clock: MockClock) -> None:
     """Its end is told when it comes; the last event says that not all is well."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: Fault(bad_rows=(1,))})
+    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: InjectedFault(bad_rows=(1,))})
     async with house(backend) as daemon:
         client = daemon.connect()
         await client.ask(n=3, max_tokens=20, **SAMPLED)
@@ -394,7 +394,7 @@ async def test_a_failed_choice_is_an_error_and_the_others_are_there(
     autojump_clock: MockClock, path: Path
 ) -> None:
     """Their tokens came, and `ends` tells them apart."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: Fault(bad_rows=(1,))})
+    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: InjectedFault(bad_rows=(1,))})
     async with client_of(path, backend) as (client, _):
         generation = client.generate("hello", n=2, max_tokens=20, **SAMPLED)
         with pytest.raises(ServerError, match="E_RUNTIME_003"):
@@ -452,7 +452,7 @@ async def test_our_own_protocol_over_http_has_choices(autojump_clock: MockClock)
 
 def failing(*rows: int) -> FakeBackend:
     """Return a model that gives no number in these rows of its fifth batch."""
-    return FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: Fault(bad_rows=rows)})
+    return FakeBackend(cost=linear_cost(TICK_S, 0), faults={5: InjectedFault(bad_rows=rows)})
 
 
 @pytest.mark.parametrize("streamed", [True, False])

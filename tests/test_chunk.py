@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.chunk import FAULTS, Chunk, Draft, Outcome, outcomes
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.sampling import LATE, NOT_FINITE, Choices
+from uma_trio.engine.sampling import LATE, NOT_FINITE, SampledTokens
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.plan import Plan
@@ -22,7 +22,7 @@ from uma_trio.policy.state import SchedulerState
 
 def outcome(chunk: Chunk, tokens: list[int]) -> Outcome:
     """Return what came of the only chunk of a tick."""
-    (found,) = outcomes([chunk], Choices(tokens))
+    (found,) = outcomes([chunk], SampledTokens(tokens))
     return found
 
 
@@ -40,7 +40,7 @@ def test_an_unfinished_prompt_keeps_its_tokens_and_samples_none() -> None:
 def test_each_step_is_given_the_tokens_of_its_own_rows() -> None:
     """A chunk without rows in between moves nobody's."""
     chunks = [Chunk(1, 9, 1, 0, 1), Chunk(2, 0, 64), Chunk(3, 5, 3, 1, 1)]
-    found = outcomes(chunks, Choices([70, 71]))
+    found = outcomes(chunks, SampledTokens([70, 71]))
     assert [tokens_of(one) for one in found] == [[70], [], [71]]
 
 

@@ -19,7 +19,7 @@ from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_protocol import Cancel, LocalProtocolError, Message
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.client import (
     HELD_BACK,
     ConnectionFailed,
@@ -242,7 +242,7 @@ async def test_a_refusal_carries_what_the_daemon_said(
 
 async def test_an_end_with_an_error_is_raised(autojump_clock: MockClock, path: Path) -> None:
     """The connection stays good: only that request failed."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={3: Fault(bad_rows=(0,))})
+    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={3: InjectedFault(bad_rows=(0,))})
     async with client_of(path, backend) as (client, daemon):
         with pytest.raises(ServerError) as caught:
             await client.generate("hello", max_tokens=50).text()

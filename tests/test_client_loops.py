@@ -27,7 +27,7 @@ from test_tcp import RIGHT, _served
 import uma_protocol
 from uma_protocol import Error, Role
 from uma_trio import client as trio_names
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.client import HELD_BACK, ConnectionFailed, Generation, ServerError, aio
 from uma_trio.client import streaming as streaming_module
 from uma_trio.client.loop import Loop, Stream
@@ -380,7 +380,7 @@ def test_the_same_errors_are_raised(kit: Kit, path: Path, house: tuple[House, As
 
 def test_an_end_with_an_error_is_raised(kit: Kit, path: Path) -> None:
     """Only that request failed: the connection stays good."""
-    backend = _backend(faults={3: Fault(bad_rows=(0,))})
+    backend = _backend(faults={3: InjectedFault(bad_rows=(0,))})
 
     async def test() -> None:
         async with kit.names.connect(path) as client:

@@ -19,13 +19,13 @@ from confined_kit import host_of
 
 from uma_trio.confined import host as host_module
 from uma_trio.confined import workers as workers_module
-from uma_trio.confined.link import Ended, Limits, Link, Start
+from uma_trio.confined.link import Ended, Start, WorkerLimits, WorkerLink
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 60.0
-ROOMY = Limits(30.0, 60.0, 1 << 30)
+ROOMY = WorkerLimits(30.0, 60.0, 1 << 30)
 
 
 @pytest.fixture
@@ -73,13 +73,13 @@ def test_a_worker_answers_each_frame_in_order(workers: Workers) -> None:
 @pytest.mark.parametrize(
     ("asked", "limits", "why"),
     [
-        (b"spin", Limits(0.05, 60.0, 1 << 30), "out of CPU time"),
-        (b"sleep", Limits(30.0, 0.05, 1 << 30), "out of time"),
-        (b"fill", Limits(30.0, 60.0, 1 << 26), "out of memory"),
+        (b"spin", WorkerLimits(0.05, 60.0, 1 << 30), "out of CPU time"),
+        (b"sleep", WorkerLimits(30.0, 0.05, 1 << 30), "out of time"),
+        (b"fill", WorkerLimits(30.0, 60.0, 1 << 26), "out of memory"),
     ],
 )
 def test_a_worker_that_takes_too_much_is_ended_alone(
-    workers: Workers, asked: bytes, limits: Limits, why: str
+    workers: Workers, asked: bytes, limits: WorkerLimits, why: str
 ) -> None:
     """Whoever waits is told by what; another worker, and a new one, go on."""
     other, guilty = workers.start(ROOMY), workers.start(limits)
@@ -110,7 +110,7 @@ def test_a_worker_that_cannot_be_forked_is_out_of_nothing(monkeypatch: pytest.Mo
     given, kept = socket.socketpair()
     with ours, theirs, kept:
         host_module._Host(theirs, lambda link: None)._fork(Start(7, ROOMY), given.detach())
-        ended = msgspec.msgpack.decode(Link(ours).receive(), type=Ended)
+        ended = msgspec.msgpack.decode(WorkerLink(ours).receive(), type=Ended)
         assert kept.recv(1) == b""
     assert (ended.worker, ended.signal) == (7, 0)
 
@@ -157,7 +157,7 @@ def test_a_host_that_was_being_started_ends_with_the_others(
 
 def test_time_between_frames_counts_for_nothing(workers: Workers) -> None:
     """A worker that waits for its next frame has all its time for it."""
-    worker = workers.start(Limits(0.2, 60.0, 1 << 30))
+    worker = workers.start(WorkerLimits(0.2, 60.0, 1 << 30))
     for number in range(2000):
         assert answer(worker, b"%d" % number) == b"set up, %d" % number
 
@@ -237,11 +237,11 @@ def test_all_end_when_they_are_closed(workers: Workers) -> None:
 def test_all_end_with_the_process_that_started_them() -> None:
     """Even if that is killed, and a worker is busy."""
     code = (
-        "from uma_trio.confined.link import Limits\n"
+        "from uma_trio.confined.link import WorkerLimits\n"
         "from uma_trio.confined.workers import Workers\n"
         "import os, signal\n"
         "w = Workers('confined_kit:prepare', lambda: b'')\n"
-        "a = w.start(Limits(30.0, 60.0, 1 << 30))\n"
+        "a = w.start(WorkerLimits(30.0, 60.0, 1 << 30))\n"
         "print(int(a.ask(b'pid').result(60)), w._process.pid, flush=True)\n"
         "a.ask(b'say and spin').result(60)\n"
         "a.ask(b'spin')\n"

@@ -35,7 +35,7 @@ from uma_protocol import (
     SetPriority,
     Token,
 )
-from uma_trio.backend.fake import EOS, FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import EOS, FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.messages import Credit, Inspect
 from uma_trio.service.ask import Refusal
 from uma_trio.service.snapshots import INTERVAL_S
@@ -1058,7 +1058,7 @@ async def test_a_flood_of_admin_requests_does_not_pile_up_answers(
 
 async def test_a_fault_of_one_stream_is_its_terminal_event(autojump_clock: MockClock) -> None:
     """Non-finite logits: an `eos` with a code, and the connection is as good as before."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={3: Fault(bad_rows=(0,))})
+    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={3: InjectedFault(bad_rows=(0,))})
     async with house(backend) as daemon:
         client = daemon.connect()
         await client.ask(max_tokens=50)

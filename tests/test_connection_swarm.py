@@ -9,7 +9,7 @@ import trio
 from net_kit import TICK_S, Client, House, house, slowly
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 
 N_CLIENTS = 12
 STEPS = 12
@@ -143,7 +143,7 @@ async def test_whatever_clients_do_everything_ends_once(
         n_ctx=dice.choice([700, 2048]),
         n_batch=dice.choice([32, 128]),
         cost=linear_cost(TICK_S, 0.0001),
-        faults={dice.randrange(200): Fault(bad_rows=(0,)) for _ in range(2)},
+        faults={dice.randrange(200): InjectedFault(bad_rows=(0,)) for _ in range(2)},
     )
     options = {"run_blocking": slowly(0.1)} if dice.random() < 0.5 else {}
     async with house(backend, max_waiting=dice.choice([1, 256]), **options) as daemon:  # type: ignore[arg-type]

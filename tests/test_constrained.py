@@ -12,7 +12,7 @@ from constraint_kit import Only
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.sampling import IMPOSSIBLE, NOT_FINITE, Choice, Sampler, choose
+from uma_trio.engine.sampling import IMPOSSIBLE, NOT_FINITE, Sampler, TickSampler, choose
 
 N_VOCAB = 4096
 SETTINGS = [
@@ -76,7 +76,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(params: SamplingParams) -> 
     alone = Sampler(params, (), constraint=Only(*range(0, N_VOCAB, 3)))
     free = Sampler(plain, ())
     together = [Sampler(params, (), constraint=Only(*range(0, N_VOCAB, 3))), Sampler(plain, ())]
-    choice = Choice(together, N_VOCAB)
+    choice = TickSampler(together, N_VOCAB)
     for tick in range(20):
         logits = rows(tick, 2)
         tokens = choice(logits).tokens
@@ -98,7 +98,7 @@ def test_a_constraint_without_a_way_on_is_told_apart(params: SamplingParams) -> 
         Sampler(asked, (), constraint=Only(*range(N_VOCAB))),
         Sampler(asked, (), constraint=Only(5)),
     ]
-    choices = Choice(samplers, N_VOCAB)(logits)
+    choices = TickSampler(samplers, N_VOCAB)(logits)
     assert choices.tokens[0] == IMPOSSIBLE
     assert choices.tokens[1] >= 0
     assert choices.tokens[2] == NOT_FINITE
@@ -129,7 +129,7 @@ def test_each_refused_token_is_counted_with_its_time() -> None:
         Sampler(SamplingParams(), (), constraint=constraint)
         for constraint in (Only(liked), Only(int(logits[1].argmin())), None)
     ]
-    found = Choice(samplers, N_VOCAB)(logits)
+    found = TickSampler(samplers, N_VOCAB)(logits)
     (seconds,) = found.masks_s
     assert 0 < seconds < 1
-    assert Choice(samplers[::2], N_VOCAB)(logits[::2]).masks_s == []
+    assert TickSampler(samplers[::2], N_VOCAB)(logits[::2]).masks_s == []

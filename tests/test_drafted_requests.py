@@ -20,7 +20,7 @@ from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
-from uma_trio.engine.sampling import UNREACHED, Choice, Sampler
+from uma_trio.engine.sampling import UNREACHED, Sampler, TickSampler
 from uma_trio.engine.sampling.adjusting import Adjuster
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
@@ -154,7 +154,7 @@ def test_a_row_behind_a_wrong_guess_is_neither_drawn_nor_described() -> None:
     """It would take the time of a row, and a number that is another token's."""
     logits = np.eye(4, 8, dtype=np.float32) * 9
     sampler = Sampler(SamplingParams(1.0, seed=3, logprobs=1), ())
-    chosen = Choice([sampler] * 4, 8)(logits, [0, 5, 2, -1])
+    chosen = TickSampler([sampler] * 4, 8)(logits, [0, 5, 2, -1])
     assert chosen.tokens[:2] == [0, 1]
     assert chosen.tokens[2:] == [UNREACHED] * 2
     assert list(chosen.logprobs) == [0, 1]
@@ -188,7 +188,7 @@ def test_tokens_that_are_drawn_along_chains_follow_the_models_distribution() -> 
     chance = np.random.default_rng(5)
     row = (chance.standard_normal(n_vocab) * 1.5).astype(np.float32)
     sampler = Sampler(SamplingParams(1.0, seed=11), ())
-    choice, logits = Choice([sampler] * 4, n_vocab), np.stack([row] * 4)
+    choice, logits = TickSampler([sampler] * 4, n_vocab), np.stack([row] * 4)
     ids, probs = Sampler(SamplingParams(1.0), ()).candidates(row)
     shares = np.zeros(n_vocab)
     shares[ids] = probs

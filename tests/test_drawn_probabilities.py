@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams, TokenLogprobs
-from uma_trio.engine.sampling import NO_GUESS, Choice, Sampler
+from uma_trio.engine.sampling import NO_GUESS, Sampler, TickSampler
 
 N_VOCAB = 4096
 ENDS = (7, 8)
@@ -63,9 +63,9 @@ def test_a_token_is_told_with_what_it_was_drawn_by(params: list[SamplingParams],
     """After bias, penalties, bans and filters, in any company; who does not ask hears of the row as given."""
     rows = rows_of(len(params), seed)
     given = rows.copy()
-    choices = Choice([Sampler(one, ENDS) for one in params], N_VOCAB)(rows)
+    choices = TickSampler([Sampler(one, ENDS) for one in params], N_VOCAB)(rows)
     raw = [evolve(one, post_sampling=False) for one in params]
-    plain = Choice([Sampler(one, ENDS) for one in raw], N_VOCAB)(rows.copy())
+    plain = TickSampler([Sampler(one, ENDS) for one in raw], N_VOCAB)(rows.copy())
     assert choices.tokens == plain.tokens
     assert (rows == given).all()
     for row, one in enumerate(params):
@@ -80,7 +80,7 @@ def test_a_token_is_told_with_what_it_was_drawn_by(params: list[SamplingParams],
 def test_a_description_survives_the_rows_of_the_next_tick() -> None:
     """It is found when somebody looks, and by then the logits may be others."""
     params = SamplingParams(1.0, top_k=10, presence_penalty=1.0, logprobs=3, post_sampling=True)
-    choice, rows = Choice([Sampler(params, ENDS)], N_VOCAB), rows_of(1, 1)
+    choice, rows = TickSampler([Sampler(params, ENDS)], N_VOCAB), rows_of(1, 1)
     first, row = choice(rows), rows[0].copy()
     rows[:] = rows_of(1, 2)
     choice(rows)
@@ -96,7 +96,7 @@ def test_a_row_behind_a_right_guess_is_told_with_the_history_that_it_had() -> No
     greedy = evolve(greedy, logit_bias=((guess, 50.0),))
     for params in (greedy, evolve(greedy, temperature=2.0, top_k=5)):
         sampler = Sampler(params, ENDS)
-        choices = Choice([sampler, sampler], N_VOCAB)(rows, [guess, NO_GUESS])
+        choices = TickSampler([sampler, sampler], N_VOCAB)(rows, [guess, NO_GUESS])
         assert choices.tokens[0] == guess
         twin = Sampler(params, ENDS)
         twin.accept(guess)
@@ -111,7 +111,7 @@ def test_a_token_in_place_of_a_refused_one_is_told_among_the_allowed() -> None:
     allowed = np.argsort(rows[0])[:3]  # none of them would be drawn
     params = SamplingParams(1.0, top_k=40, logprobs=10, post_sampling=True)
     sampler = Sampler(params, ENDS, constraint=Only(*allowed.tolist()))
-    choices = Choice([sampler], N_VOCAB)(rows)
+    choices = TickSampler([sampler], N_VOCAB)(rows)
     found = choices.logprobs[0]
     weights = np.exp(rows[0][allowed].astype(float))
     expected = dict(zip(allowed.tolist(), weights / weights.sum(), strict=True))

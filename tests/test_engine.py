@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import BackendDied, DecodeStatus, Overlap, nothing
-from uma_trio.backend.fake import EOS, FakeBackend, Fault
+from uma_trio.backend.fake import EOS, FakeBackend, InjectedFault
 from uma_trio.engine.chunk import Tick
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.loop import Engine
@@ -274,7 +274,7 @@ def test_who_waits_for_a_slot_may_be_read_on_while_more_cells_are_reserved_than_
 
 def test_a_preempted_request_goes_on_when_the_others_are_parked() -> None:
     """Nobody may sleep on a request that could run: it does not wait for a stranger's message."""
-    bench = Bench(FakeBackend(faults={8: Fault(status=DecodeStatus.NO_KV_ROOM)}))
+    bench = Bench(FakeBackend(faults={8: InjectedFault(status=DecodeStatus.NO_KV_ROOM)}))
     bench.submit("parked soon", 50, credit=4)
     _, other = bench.submit("preempted", 30, lane="background")
     bench.run()
@@ -284,7 +284,7 @@ def test_a_preempted_request_goes_on_when_the_others_are_parked() -> None:
 
 def test_a_request_alone_that_cannot_fit_fails_alone() -> None:
     """When nothing is left to give up, one request ends with E_RUNTIME_002."""
-    faults = {i: Fault(status=DecodeStatus.NO_KV_ROOM) for i in range(30)}
+    faults = {i: InjectedFault(status=DecodeStatus.NO_KV_ROOM) for i in range(30)}
     bench = Bench(FakeBackend(faults=faults))
     _, sink = bench.submit("hello", 5)
     bench.ticks(20)
@@ -294,7 +294,7 @@ def test_a_request_alone_that_cannot_fit_fails_alone() -> None:
 
 def test_no_room_shrinks_the_prefill_first() -> None:
     """One refusal for want of room costs a tick, not a request."""
-    bench = Bench(FakeBackend(faults={1: Fault(status=DecodeStatus.NO_KV_ROOM)}))
+    bench = Bench(FakeBackend(faults={1: InjectedFault(status=DecodeStatus.NO_KV_ROOM)}))
     sinks = [bench.submit(LONG[:100] + str(i), 10)[1] for i in range(3)]
     bench.run()
     for i, sink in enumerate(sinks):
@@ -309,7 +309,7 @@ def test_one_failed_decode_is_repaired_without_anybody_noticing(
     status: int, keep: int, can_remove_part: bool
 ) -> None:
     """Positions are re-synchronised with what the cache holds, and the tick is done again."""
-    faults = {4: Fault(status=status, keep=keep)}
+    faults = {4: InjectedFault(status=status, keep=keep)}
     bench = Bench(FakeBackend(faults=faults, can_remove_part=can_remove_part))
     sinks = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
     bench.run()
@@ -319,7 +319,7 @@ def test_one_failed_decode_is_repaired_without_anybody_noticing(
 
 def test_cells_lost_by_a_failed_decode_are_computed_again() -> None:
     """What the cache holds decides, not what we believe it holds."""
-    bench = Bench(FakeBackend(faults={6: Fault(status=-3, lose=2)}))
+    bench = Bench(FakeBackend(faults={6: InjectedFault(status=-3, lose=2)}))
     sinks = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
     bench.run()
     for i, sink in enumerate(sinks):
@@ -356,7 +356,7 @@ def test_the_sequence_that_breaks_every_batch_fails_alone(kind: type[FakeBackend
 
 def test_a_backend_that_never_works_again_ends_the_engine() -> None:
     """Failing for ever is not survived in silence."""
-    bench = Bench(FakeBackend(faults={i: Fault(status=-3) for i in range(3, 200)}))
+    bench = Bench(FakeBackend(faults={i: InjectedFault(status=-3) for i in range(3, 200)}))
     for i in range(40):
         bench.submit(f"request {i}", 20)
     with pytest.raises(BackendDied):
@@ -366,7 +366,7 @@ def test_a_backend_that_never_works_again_ends_the_engine() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_that_are_not_numbers_fail_one_request(kind: type[FakeBackend]) -> None:
     """NaN in one row ends that stream with E_RUNTIME_003 and no other."""
-    bench = Bench(kind(faults={3: Fault(bad_rows=(1,))}))
+    bench = Bench(kind(faults={3: InjectedFault(bad_rows=(1,))}))
     sinks = [bench.submit(f"request {i}", 20)[1] for i in range(3)]
     bench.run()
     assert [sink.end.code for sink in sinks] == [None, "E_RUNTIME_003", None]
@@ -479,8 +479,12 @@ def test_what_came_while_nothing_was_told_is_told_with_it() -> None:
     assert seen == [(1, 1)]
 
 
-@pytest.mark.parametrize("fault", [Fault(status=-3), Fault(status=1), Fault(died="gone")], ids=str)
-def test_a_tick_is_told_though_the_next_one_fails(fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [InjectedFault(status=-3), InjectedFault(status=1), InjectedFault(died="gone")],
+    ids=str,
+)
+def test_a_tick_is_told_though_the_next_one_fails(fault: InjectedFault) -> None:
     """The tokens that there are come before whatever is done about the failure."""
     bench = Bench(FakeBackend(faults={5: fault}))
     _, sink = bench.submit("hello", 20)
@@ -528,7 +532,7 @@ def test_the_trace_gets_every_tick_once_and_in_order() -> None:
     """Also those that failed, and the last before a rest."""
     traced: list[int] = []
     recorder = Recorder(lambda state, _plan, _record: traced.append(state.tick))
-    bench = Bench(FakeBackend(faults={4: Fault(status=-3)}), recorder=recorder)
+    bench = Bench(FakeBackend(faults={4: InjectedFault(status=-3)}), recorder=recorder)
     bench.submit("hello", 8)
     seen: list[int] = []
     bench.backend.meanwhile = lambda: seen.append(len(traced))
@@ -540,9 +544,9 @@ def test_the_trace_gets_every_tick_once_and_in_order() -> None:
 prompts = st.text(alphabet="abc déf\n", min_size=1, max_size=60)
 
 
-def faults(**kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[int, Fault]]:
+def faults(**kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[int, InjectedFault]]:
     """Return up to four decodes that go wrong, by number."""
-    return st.dictionaries(st.integers(0, 60), st.builds(Fault, **kinds), max_size=4)
+    return st.dictionaries(st.integers(0, 60), st.builds(InjectedFault, **kinds), max_size=4)
 
 
 steps = st.lists(
@@ -564,7 +568,7 @@ steps = st.lists(
     faults=faults(status=st.sampled_from([1, 2, -1, -3]), keep=st.integers(0, 3)),
 )
 def test_whatever_happens_every_request_ends_once_with_its_own_text(
-    steps: list[tuple[object, ...]], n_slots: int, n_batch: int, faults: dict[int, Fault]
+    steps: list[tuple[object, ...]], n_slots: int, n_batch: int, faults: dict[int, InjectedFault]
 ) -> None:
     """Any mix of arrivals, aborts and failures leaves every text intact and nothing held."""
     bench = Bench(FakeBackend(n_ctx=160, n_slots=n_slots, n_batch=n_batch, faults=faults))
@@ -674,7 +678,7 @@ def test_telling_later_changes_nothing_that_is_told(
     steps: list[tuple[object, ...]],
     credit: int,
     n_slots: int,
-    faults: dict[int, Fault],
+    faults: dict[int, InjectedFault],
     breaks: bool,
     kind: type[FakeBackend],
 ) -> None:
@@ -795,7 +799,7 @@ class Remembering(Engine):
     faults=faults(status=st.sampled_from([0, 1, 2, -1, -3])),
 )
 def test_every_tick_is_learnt_from_once_and_in_order(
-    steps: list[tuple[object, ...]], credit: int, n_slots: int, faults: dict[int, Fault]
+    steps: list[tuple[object, ...]], credit: int, n_slots: int, faults: dict[int, InjectedFault]
 ) -> None:
     """However plans are made ahead, thrown away, or made twice since a decode failed."""
     backend = OnDevice(n_ctx=160, n_slots=n_slots, n_batch=20, faults=faults)
@@ -897,7 +901,7 @@ def test_a_batch_that_was_made_small_for_want_of_room_is_the_only_one() -> None:
             sizes.append(n_tokens)
             return super().decode(n_tokens, while_computing)
 
-    bench = Bench(Sized(n_batch=64, faults={2: Fault(status=DecodeStatus.NO_KV_ROOM)}))
+    bench = Bench(Sized(n_batch=64, faults={2: InjectedFault(status=DecodeStatus.NO_KV_ROOM)}))
     bench.submit([1] * 300, max_tokens=1)
     bench.run()
     assert sizes == [64, 64, 64, 32, 64, 64, 12]
@@ -1091,7 +1095,7 @@ def test_who_lost_its_place_for_want_of_room_has_it_again_two_ticks_later(
     kind: type[FakeBackend],
 ) -> None:
     """Not in the next tick, for which it was taken; and nothing else need happen for it."""
-    backend = kind(faults={3: Fault(status=DecodeStatus.NO_KV_ROOM)})
+    backend = kind(faults={3: InjectedFault(status=DecodeStatus.NO_KV_ROOM)})
     bench = Bench(backend)
     bench.submit(max_tokens=30)
     _, job = bench.submit("another", max_tokens=30, lane="background")

@@ -11,7 +11,7 @@ from attrs import frozen
 from engine_kit import Bench, slow
 from inline_kit import Wakeup, run_inline
 
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
@@ -155,7 +155,7 @@ async def test_being_cancelled_ends_the_thread_too() -> None:
 async def test_an_engine_that_dies_tells_its_streams_and_the_others_go_on() -> None:
     """Its streams get E_RUNTIME_004; another model's whole answer comes."""
     bad, good = threaded(
-        FakeBackend(faults={3: Fault(died="the card fell off the bus")}), FakeBackend()
+        FakeBackend(faults={3: InjectedFault(died="the card fell off the bus")}), FakeBackend()
     )
     async with trio.open_nursery() as nursery:
         lost = request(FakeBackend(), bad.inbox, 50)
@@ -171,7 +171,7 @@ async def test_an_engine_that_dies_tells_its_streams_and_the_others_go_on() -> N
 
 async def test_the_only_engine_that_dies_ends_no_task() -> None:
     """Whoever owns the task decides what then happens."""
-    (one,) = threaded(FakeBackend(faults={3: Fault(died="the card fell off the bus")}))
+    (one,) = threaded(FakeBackend(faults={3: InjectedFault(died="the card fell off the bus")}))
     async with trio.open_nursery() as nursery:
         stream = request(FakeBackend(), one.inbox, 50)
         nursery.start_soon(run_compute, one.compute)

@@ -11,12 +11,12 @@ from net_kit import TICK_S
 from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.messages import Finished
 from uma_trio.http import intake
 from uma_trio.http.accounts import timings
 from uma_trio.http.fields import document_of
-from uma_trio.text.pieces import Limits
+from uma_trio.text.pieces import JsonLimits
 from uma_trio_sim.scripted import ScriptedBackend
 
 CHAT = "/v1/chat/completions"
@@ -356,7 +356,9 @@ async def test_a_full_queue_says_when_to_come_back(autojump_clock: MockClock) ->
 
 async def test_a_failure_in_mid_stream_is_an_event(autojump_clock: MockClock) -> None:
     """The status is out; the SDKs raise what the event says. Whole answers get the status."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={n: Fault(status=-3) for n in (5, 6)})
+    backend = FakeBackend(
+        cost=linear_cost(TICK_S, 0), faults={n: InjectedFault(status=-3) for n in (5, 6)}
+    )
     async with http_house(backend=backend) as daemon:
         answer = await daemon.ask("POST", CHAT, {**HELLO, "stream": True, "max_tokens": 50})
         assert answer.status == 200
@@ -513,7 +515,7 @@ async def test_a_body_is_decoded_once_whoever_it_is_for(
     """A prompt may have megabytes, and nothing else runs while it is decoded."""
     decoded: list[bytes] = []
 
-    def counting(body: bytes, limits: Limits) -> dict[str, Any]:
+    def counting(body: bytes, limits: JsonLimits) -> dict[str, Any]:
         decoded.append(body)
         return document_of(body, limits)
 

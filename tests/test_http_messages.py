@@ -9,7 +9,7 @@ from http_kit import HttpHouse, events_of, http_house
 from net_kit import TICK_S
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.http.anthropic.messages import choice_of, goes_on, messages_of, tools_of
 from uma_trio.http.turns import UNSEEN
 from uma_trio.service.ask import Call, Chat, Message, Tool, ToolChoice
@@ -91,7 +91,9 @@ async def test_a_silent_stream_pings(autojump_clock: MockClock) -> None:
 
 async def test_a_failure_in_mid_stream_is_an_error_event(autojump_clock: MockClock) -> None:
     """In the API's own form."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={n: Fault(status=-3) for n in (5, 6)})
+    backend = FakeBackend(
+        cost=linear_cost(TICK_S, 0), faults={n: InjectedFault(status=-3) for n in (5, 6)}
+    )
     async with http_house(backend=backend) as daemon:
         last = (await events(daemon, {**HELLO, "max_tokens": 50}))[-1]
         assert (last["type"], last["error"]["type"]) == ("error", "api_error")

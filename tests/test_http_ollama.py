@@ -13,7 +13,7 @@ from net_kit import TICK_S
 from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.http.ollama.messages import goes_on, messages_of
 from uma_trio.http.ollama.models import details_of, figures_of
 from uma_trio.http.wire.errors import Fault as Wrong
@@ -160,7 +160,9 @@ async def test_a_silent_stream_is_kept_alive_by_white_space(autojump_clock: Mock
 
 async def test_a_failure_in_mid_stream_is_a_line(autojump_clock: MockClock) -> None:
     """With `error`, which clients raise; no document says that the answer is done."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={n: Fault(status=-3) for n in (5, 6)})
+    backend = FakeBackend(
+        cost=linear_cost(TICK_S, 0), faults={n: InjectedFault(status=-3) for n in (5, 6)}
+    )
     async with http_house(backend=backend) as daemon:
         asked = {**HELLO, "options": {"num_predict": 50}}
         lines = (await daemon.ask("POST", CHAT, asked)).lines

@@ -9,7 +9,7 @@ from http_kit import HttpHouse, events_of, http_house
 from net_kit import TICK_S
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.http.responses import messages as responses_input
 from uma_trio.http.responses.messages import choice_of, messages_of, tools_of
 from uma_trio.http.turns import UNSEEN
@@ -128,7 +128,9 @@ async def test_a_silent_stream_says_where_it_is(autojump_clock: MockClock) -> No
 
 async def test_a_failure_in_mid_stream_is_a_failed_response(autojump_clock: MockClock) -> None:
     """With a code, and what was said so far."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0), faults={n: Fault(status=-3) for n in (5, 6)})
+    backend = FakeBackend(
+        cost=linear_cost(TICK_S, 0), faults={n: InjectedFault(status=-3) for n in (5, 6)}
+    )
     async with http_house(backend=backend) as daemon:
         found = await events(daemon, {**HELLO, "max_output_tokens": 50})
         last = found[-1]

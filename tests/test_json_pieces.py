@@ -17,7 +17,7 @@ from uma_trio.text.pieces import (
     PIECE_BYTES,
     PIECE_MARKS,
     Excessive,
-    Limits,
+    JsonLimits,
     NotJson,
     TooDeep,
     TooLong,
@@ -59,7 +59,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _read(document: bytes, load: Any = msgspec.json.decode) -> Any:
     try:
-        return decoded(document, Limits(), load)
+        return decoded(document, JsonLimits(), load)
     except (NotJson, Excessive):
         return NotJson
 
@@ -101,7 +101,7 @@ _BIG = [
 def test_no_piece_is_larger_than_is_said(document: bytes) -> None:
     """Neither in bytes nor in marks: a piece is what one call of the decoder holds the GIL for."""
     load = Counted()
-    assert decoded(document, Limits(), load) == msgspec.json.decode(document)
+    assert decoded(document, JsonLimits(), load) == msgspec.json.decode(document)
     assert max(load.sizes) <= PIECE_BYTES + 2
     assert max(load.marks) <= PIECE_MARKS + 2
 
@@ -124,7 +124,7 @@ def test_what_exceeds_a_bound_is_refused_early(document: bytes, fault: type[Exce
     """Values and levels are counted before anything is built, and a text while it is."""
     load = Counted()
     with pytest.raises(fault):
-        decoded(document, Limits(), load)
+        decoded(document, JsonLimits(), load)
     assert sum(load.marks) == 0
     assert sum(load.sizes) <= (2 << 20) + 100
 
@@ -133,21 +133,21 @@ def test_as_many_digits_as_are_allowed_are_read() -> None:
     """In a number; a text may have any number of them."""
     number, text = b"7" * MAX_DIGITS, b"7" * (2 * MAX_DIGITS)
     document = b'[%b, -%b.5, "%b"]' % (number, number[:300], text)
-    assert decoded(document, Limits()) == json.loads(document)
+    assert decoded(document, JsonLimits()) == json.loads(document)
 
 
 def test_as_many_values_as_are_allowed_are_read() -> None:
     """A value is counted for each comma and each opening bracket, and one more."""
-    assert len(decoded(b"[" + b",".join([b"1"] * 32_767) + b"]", Limits())) == 32_767
+    assert len(decoded(b"[" + b",".join([b"1"] * 32_767) + b"]", JsonLimits())) == 32_767
     deep = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
-    assert decoded(deep, Limits()) == json.loads(deep)
+    assert decoded(deep, JsonLimits()) == json.loads(deep)
 
 
 def test_an_error_names_the_place_in_the_whole_document() -> None:
     """Not in the piece that it was found in."""
     document = b"[" + b",".join([b"1"] * 30_000) + b",2 3]"
     with pytest.raises(NotJson, match=rf"\(byte {document.index(b'3]')}\)"):
-        decoded(document + b" " * PIECE_BYTES, Limits())
+        decoded(document + b" " * PIECE_BYTES, JsonLimits())
 
 
 def test_a_blank_body_is_told_apart() -> None:

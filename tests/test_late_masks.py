@@ -22,7 +22,7 @@ from uma_trio.cli.timeline import tick_table
 from uma_trio.engine.messages import Constraint, Finished, SamplingParams, StreamItem, TokenOut
 from uma_trio.engine.recorder import LATE as LATE_MASK
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.sampling import LATE, Choice, Mask, MaskThreads, Sampler
+from uma_trio.engine.sampling import LATE, Mask, MaskThreads, Sampler, TickSampler
 from uma_trio.engine.sampling.checking import PATIENCE_S
 from uma_trio.engine.trace import traced
 from uma_trio.policy.portable import TracedTick
@@ -467,7 +467,7 @@ def bound(n: int) -> list[Sampler]:
 def test_masks_are_waited_for_together_no_longer_than_the_bound() -> None:
     """However many rows need one."""
     masks = ByHand()
-    tokens = Choice([*bound(4), Sampler(SamplingParams(), ())], N_VOCAB, masks)(rows(5)).tokens
+    tokens = TickSampler([*bound(4), Sampler(SamplingParams(), ())], N_VOCAB, masks)(rows(5)).tokens
     assert tokens == [LATE] * 4 + [1]
     assert sum(max(mask.waits) for mask in masks.begun) <= 4 * PATIENCE_S
     assert all(wait <= PATIENCE_S for mask in masks.begun for wait in mask.waits)
@@ -485,13 +485,13 @@ def test_where_no_row_has_its_token_the_mask_that_comes_first_is_waited_for_long
     masks.begun[first].comes = True
     found = [LATE, LATE]
     found[first] = ord("x")
-    assert Choice(samplers, N_VOCAB, masks)(rows(2)).tokens == found
+    assert TickSampler(samplers, N_VOCAB, masks)(rows(2)).tokens == found
     masks = ByHand()
     samplers = bound(2)
     for sampler in samplers:
         sampler.mask(masks, 0)
     masks.begun[first].comes = True
-    chosen = Choice([*samplers, Sampler(SamplingParams(), ())], N_VOCAB, masks)(rows(3))
+    chosen = TickSampler([*samplers, Sampler(SamplingParams(), ())], N_VOCAB, masks)(rows(3))
     assert chosen.tokens == [LATE, LATE, 1]
 
 
@@ -501,7 +501,7 @@ def test_a_late_row_is_drawn_again_with_the_number_that_it_had() -> None:
     for masks in (ByHand(), AtRandom(1)):
         params = SamplingParams(1.0, seed=3)
         sampler = Sampler(params, (), constraint=Letters(most=100))
-        choice, tokens = Choice([sampler], N_VOCAB, masks), []
+        choice, tokens = TickSampler([sampler], N_VOCAB, masks), []
         for n in range(60):
             row = np.random.default_rng(n).standard_normal((1, N_VOCAB)).astype(np.float32)
             row[0, list(b"xyz")] += 4.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.engine.sampling import NOT_FINITE, Choice, Sampler
+from uma_trio.engine.sampling import NOT_FINITE, Sampler, TickSampler
 from uma_trio.engine.sampling.logprobs import Describer
 
 
@@ -62,9 +62,9 @@ def test_only_rows_that_ask_are_described() -> None:
     """Others cost nothing, and the tokens are those that they would be without."""
     rows = np.random.default_rng(1).standard_normal((3, 500)).astype(np.float32)
     params = [SamplingParams(), SamplingParams(logprobs=0), SamplingParams(logprobs=3)]
-    choices = Choice([Sampler(p, ()) for p in params], 500)(rows)
+    choices = TickSampler([Sampler(p, ()) for p in params], 500)(rows)
     silent = [Sampler(evolve(p, logprobs=None), ()) for p in params]
-    assert choices.tokens == Choice(silent, 500)(rows).tokens
+    assert choices.tokens == TickSampler(silent, 500)(rows).tokens
     assert {row: len(said.top) for row, said in choices.logprobs.items()} == {1: 0, 2: 3}
 
 
@@ -82,7 +82,7 @@ def test_logprobs_are_of_the_row_that_the_model_gave() -> None:
     )
     sampler = Sampler(params, {4}, np.arange(500, dtype=np.int32))
     sampler.accept(9)
-    choices = Choice([sampler], 500)(row[np.newaxis])
+    choices = TickSampler([sampler], 500)(row[np.newaxis])
     assert choices.tokens == [9]
     expected = log_softmax(row)
     assert choices.logprobs[0].logprob == pytest.approx(expected[9], abs=1e-4)
@@ -97,7 +97,7 @@ def test_a_row_that_is_not_finite_has_no_logprobs(bad: float) -> None:
         rows[0] = bad
     rows[0, 7] = bad
     samplers = [Sampler(SamplingParams(logprobs=1), ()) for _ in rows]
-    choices = Choice(samplers, 50)(rows)
+    choices = TickSampler(samplers, 50)(rows)
     assert choices.tokens[0] == NOT_FINITE
     assert set(choices.logprobs) == {1}
 
@@ -106,8 +106,10 @@ def test_a_description_survives_the_rows_of_the_next_tick() -> None:
     """It may be read beside the next decode, or after the choice that follows that."""
     first, second = np.random.default_rng(4).standard_normal((2, 4, 300)).astype(np.float32)
     params = SamplingParams(logprobs=2)
-    choice = Choice([Sampler(params, ()) for _ in range(4)], 300)
-    expected = dict(Choice([Sampler(params, ()) for _ in range(4)], 300)(first.copy()).logprobs)
+    choice = TickSampler([Sampler(params, ()) for _ in range(4)], 300)
+    expected = dict(
+        TickSampler([Sampler(params, ()) for _ in range(4)], 300)(first.copy()).logprobs
+    )
     logits = first.copy()
     early = choice(logits)
     logits[:] = second  # as the backend does

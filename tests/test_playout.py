@@ -19,7 +19,7 @@ from policy_kit import state
 from trio.testing import MockClock
 
 from uma_protocol import Code, Eos, Generate, Token
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.messages import Finished, StreamItem, TokenOut
 from uma_trio.engine.playout import show_times
 from uma_trio.policy.baseline import baseline
@@ -476,7 +476,7 @@ async def test_a_daemon_that_stops_gives_what_is_held(autojump_clock: MockClock)
 
 async def test_a_dead_engine_leaves_nothing_held(autojump_clock: MockClock) -> None:
     """The streams are told that it is gone, behind every token that it had sampled."""
-    backend = FakeBackend(cost=linear_cost(TICK_S, 0.0), faults={12: Fault(died="gone")})
+    backend = FakeBackend(cost=linear_cost(TICK_S, 0.0), faults={12: InjectedFault(died="gone")})
     items: list[StreamItem] = []
 
     async def read() -> None:

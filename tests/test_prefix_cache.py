@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from uma_trio.backend.base import Saved, Traits
-from uma_trio.backend.fake import FakeBackend, Fault, linear_cost
+from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.messages import Keep, SetLane
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.admin import clear, report
@@ -887,7 +887,9 @@ def test_a_memory_that_cannot_go_back_keeps_nothing() -> None:
 
 def test_what_ended_with_an_error_is_not_kept() -> None:
     """Its cells may hold numbers that are none."""
-    made = bench(FakeBackend(n_ctx=512, n_slots=2, n_batch=128, faults={0: Fault(bad_rows=(0,))}))
+    made = bench(
+        FakeBackend(n_ctx=512, n_slots=2, n_batch=128, faults={0: InjectedFault(bad_rows=(0,))})
+    )
     _, sink = made.submit(letters(1, 100), 4, namespace=MINE)
     made.run()
     assert sink.end.reason == "error"

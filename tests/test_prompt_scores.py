@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.engine.messages import Finished, PromptDone, TokenLogprobs
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.sampling.logprobs import Describer
@@ -138,7 +138,7 @@ def test_a_preempted_prompt_is_scored_as_if_it_had_not_been() -> None:
 
 def test_a_prompt_without_a_sane_distribution_ends_alone() -> None:
     """Logits that are not numbers score nothing: its request fails, and the other goes on."""
-    bench = Bench(FakeBackend(n_rows=40, faults={1: Fault(bad_rows=(1,))}))
+    bench = Bench(FakeBackend(n_rows=40, faults={1: InjectedFault(bad_rows=(1,))}))
     _, reader = bench.submit("reader", 30)
     bench.ticks(1)
     _, sink = bench.submit(PROMPT, 3, prompt_logprobs=1)

@@ -7,7 +7,7 @@ from attrs import evolve
 from engine_kit import Bench
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.engine.messages import Explain
 from uma_trio.engine.recorder import MOST_REASONS, NO_ROOM, OTHER_REASONS, SHOWN, Recorder
 from uma_trio.engine.records import Recorded, RequestRecord, TickRecord
@@ -107,16 +107,16 @@ def test_not_more_than_some_requests_are_shown_at_once() -> None:
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        ({1: Fault(status=DecodeStatus.NO_KV_ROOM)}, ["no room: the next batch holds"]),
-        ({1: Fault(status=-3)}, ["positions re-synchronised, to be tried again"]),
+        ({1: InjectedFault(status=DecodeStatus.NO_KV_ROOM)}, ["no room: the next batch holds"]),
+        ({1: InjectedFault(status=-3)}, ["positions re-synchronised, to be tried again"]),
         (
-            {1: Fault(status=-3), 2: Fault(status=-3)},
+            {1: InjectedFault(status=-3), 2: InjectedFault(status=-3)},
             ["positions re-synchronised, to be tried again", "each of its requests is computed"],
         ),
     ],
 )
 def test_a_failed_decode_is_kept_with_what_was_done(
-    faults: dict[int, Fault], said: list[str]
+    faults: dict[int, InjectedFault], said: list[str]
 ) -> None:
     """Status and remedy stand in the tick that failed; its time was waiting."""
     bench = Bench(FakeBackend(faults=faults))
@@ -133,7 +133,7 @@ def test_a_failed_decode_is_kept_with_what_was_done(
 
 def test_a_request_that_cannot_be_computed_is_told_apart() -> None:
     """The tick says which one was ended."""
-    bench = Bench(FakeBackend(faults={i: Fault(status=-3) for i in range(50)}))
+    bench = Bench(FakeBackend(faults={i: InjectedFault(status=-3) for i in range(50)}))
     handle, _ = bench.submit("one", 5)
     bench.run()
     last = bench.explain(ticks=1).ticks[0]

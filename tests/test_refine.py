@@ -10,7 +10,7 @@ from engine_kit import Doze, Sink, compute
 from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.fake import Fault
+from uma_trio.backend.fake import InjectedFault
 from uma_trio.costing.calibrate import Calibration
 from uma_trio.costing.refine import UNNOTICED_S, Refinement
 from uma_trio.engine.idle import IDLE_S
@@ -117,7 +117,7 @@ def test_a_table_of_a_busy_machine_is_that_of_a_quiet_one_after_a_rest(slower: f
 def test_what_cannot_be_computed_is_left_alone() -> None:
     """A step that fails is not tried for ever, and is not in the table."""
     machine = Machine(TRUTH, Clock())
-    machine._faults = {n: Fault(DecodeStatus.INVALID) for n in range(2000)}
+    machine._faults = {n: InjectedFault(DecodeStatus.INVALID) for n in range(2000)}
     assert refined(machine, KNOWN)[-1] == KNOWN
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.fake import FakeBackend, Fault
+from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.engine.recorder import ABORTED
 from uma_trio.engine.tick_abort import GIVEN_UP
 from uma_trio.policy.baseline import baseline
@@ -144,7 +144,7 @@ def test_a_tick_that_was_given_up_is_remembered_and_not_counted_as_work() -> Non
 
 def test_to_give_up_a_tick_is_no_failure() -> None:
     """It neither starts the search for a culprit nor shortens the next batch."""
-    run = bench(FakeBackend(n_ctx=4096, n_batch=128, faults={1: Fault(status=-3)}))
+    run = bench(FakeBackend(n_ctx=4096, n_batch=128, faults={1: InjectedFault(status=-3)}))
     _, batch = run.submit(DOCUMENT, 5, lane="background")
     run.backend.meanwhile = once(lambda: run.submit("hello", 5))
     run.run()
@@ -155,7 +155,7 @@ def test_to_give_up_a_tick_is_no_failure() -> None:
 
 def test_an_abort_that_nobody_asked_for_is_a_failure() -> None:
     """A backend that ends a tick by itself may have left anything: positions are compared."""
-    faults = {0: Fault(status=DecodeStatus.ABORTED, keep=3)}
+    faults = {0: InjectedFault(status=DecodeStatus.ABORTED, keep=3)}
     run = bench(FakeBackend(n_ctx=4096, n_batch=128, faults=faults), baseline)
     _, sink = run.submit(DOCUMENT, 5, lane="background")
     run.run()

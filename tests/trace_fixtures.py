@@ -25,7 +25,7 @@ from engine_kit import Bench
 from scene_kit import CPU, GPU, Noted, Scene, play
 
 from uma_trio import __version__
-from uma_trio.backend.fake import Fault
+from uma_trio.backend.fake import InjectedFault
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.deadline.fill import SAVING
@@ -38,19 +38,19 @@ from uma_trio.words import Lane
 FOLDER = Path(__file__).parent / "fixtures" / "traces"
 TRAFFIC = Traffic(weight_bytes=2e8, cell_bytes=2e4, expert_bytes=4e6, experts=8, experts_used=2)
 FAULTS = {
-    12: Fault(status=1),  # NO_KV_ROOM
-    30: Fault(status=-3, keep=40),  # COMPUTE_FAILED, in the middle of a batch
-    31: Fault(status=-3),
-    32: Fault(status=-3),
-    55: Fault(bad_rows=(0,)),
-    80: Fault(status=2, keep=20),  # ABORTED, though nobody interrupted it
-    110: Fault(status=1),
-    111: Fault(status=1),
-    112: Fault(status=1),
-    150: Fault(status=-1),  # INVALID
-    190: Fault(status=-3, keep=3, lose=2),
-    191: Fault(status=-3),
-    240: Fault(bad_rows=(1, 2)),
+    12: InjectedFault(status=1),  # NO_KV_ROOM
+    30: InjectedFault(status=-3, keep=40),  # COMPUTE_FAILED, in the middle of a batch
+    31: InjectedFault(status=-3),
+    32: InjectedFault(status=-3),
+    55: InjectedFault(bad_rows=(0,)),
+    80: InjectedFault(status=2, keep=20),  # ABORTED, though nobody interrupted it
+    110: InjectedFault(status=1),
+    111: InjectedFault(status=1),
+    112: InjectedFault(status=1),
+    150: InjectedFault(status=-1),  # INVALID
+    190: InjectedFault(status=-3, keep=3, lose=2),
+    191: InjectedFault(status=-3),
+    240: InjectedFault(bad_rows=(1, 2)),
 }
 
 

@@ -22,7 +22,7 @@ import trio
 from attrs import evolve, frozen
 
 from uma_protocol import Code
-from uma_trio.backend.base import Backend, Limits, ModelInfo
+from uma_trio.backend.base import Backend, ContextLimits, ModelInfo
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.config.options import Config
 from uma_trio.config.settings import restated
@@ -100,7 +100,7 @@ class ReadyInfo:
 
     socket: str
     model: ModelInfo
-    limits: Limits
+    limits: ContextLimits
     backend: str
     policy: str
     http: str | None = None

@@ -27,7 +27,7 @@ from uma_protocol import (
     rules,
 )
 from uma_protocol.fields import FIELDS
-from uma_protocol.rules import Fault
+from uma_protocol.rules import FieldFault
 from uma_protocol.scan import MAX_BARE_BYTES, MAX_DEPTH, MAX_ESCAPES, MAX_NODES
 from uma_protocol.testing import EVENTS, REQUESTS
 
@@ -604,7 +604,7 @@ def test_the_time_of_a_first_token_that_never_came_is_absent():
 
 def test_a_fault_reads_as_a_sentence():
     """Field and problem together are what a person gets to see."""
-    assert Fault("seed", "is missing") == ("seed", "is missing")
+    assert FieldFault("seed", "is missing") == ("seed", "is missing")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from .rules import (
     MAX_INT32,
     MAX_INT64,
     ByToken,
-    Choice,
-    Fault,
     Field,
+    FieldFault,
     Flag,
     Integer,
     ListOf,
     Number,
     Object,
+    OneOf,
     Record,
     Text,
     check,
@@ -54,7 +54,7 @@ MAX_TOKEN_BYTES = 256
 
 _ID = Text(1, MAX_ID_BYTES, printable=True)
 _LABEL = Text(1, MAX_LABEL_BYTES, printable=True)
-_LANE = Choice(get_args(events.Priority))
+_LANE = OneOf(get_args(events.Priority))
 _MILLISECONDS = Number(1, _HOUR_MS)
 _SLO = Record(
     Field("target_ttft_ms", _MILLISECONDS, "time to the first token"),
@@ -72,7 +72,7 @@ _CALL = Record(
     Field("arguments", Text(0), "JSON", required=True),
 )
 _MESSAGE = Record(
-    Field("role", Choice(get_args(events.Speaker)), "who speaks", required=True),
+    Field("role", OneOf(get_args(events.Speaker)), "who speaks", required=True),
     Field("content", Text(0), "what is said", required=True),
     Field(
         "calls",
@@ -210,19 +210,19 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             ),
             Field(
                 "speculation",
-                Choice(get_args(events.Speculation)),
+                OneOf(get_args(events.Speculation)),
                 "speculative decoding, up to the daemon's own setting: `off`; `free`: only drafts that "
                 "make no tick longer; default `auto`, or `off` for a request with a `seed`",
             ),
             Field(
                 "pace",
-                Choice(get_args(events.Pace)),
+                OneOf(get_args(events.Pace)),
                 "default `smooth`: while other requests use the machine, tokens of an interactive stream "
                 "may be delayed to arrive at even intervals; `asap`: each is sent when it is computed",
             ),
             Field(
                 "awaits",
-                Choice(get_args(events.Awaits)),
+                OneOf(get_args(events.Awaits)),
                 "what somebody waits for: `tokens`, a person reads them as they come; `answer`, its end; "
                 "`nothing`, in the background lane and only there; default: `answer` if it is not "
                 "streamed, has a schema or grammar, tools, or `n` above 1, else `tokens`",
@@ -239,7 +239,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             ),
             Field(
                 "reasoning_effort",
-                Choice(get_args(events.Effort)),
+                OneOf(get_args(events.Effort)),
                 "how much the model reasons, if its chat template supports it",
             ),
             Field(
@@ -254,7 +254,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             ),
             Field(
                 "tool_choice",
-                Choice(get_args(events.ToolMode)),
+                OneOf(get_args(events.ToolMode)),
                 "default `auto`; `required`: at least one call; `none`: no call",
             ),
             Field(
@@ -345,7 +345,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             ),
         ),
         "prefix": (
-            Field("action", Choice(get_args(events.PrefixAction)), "default `list`"),
+            Field("action", OneOf(get_args(events.PrefixAction)), "default `list`"),
             Field("session", _LABEL, "the conversation whose latest turn `pin` keeps"),
             Field(
                 "seconds", Integer(0, _MOST_PIN_S), "duration of the pin; 0 removes it; default 300"
@@ -382,27 +382,27 @@ ABOUT_MESSAGES = (
 """Fields of `generate` that control how `messages` are rendered; refused beside `prompt`."""
 
 
-def check_request(kind: str, document: dict[str, Any]) -> Fault | None:
+def check_request(kind: str, document: dict[str, Any]) -> FieldFault | None:
     """The first fault of a request of a known type, without its `type` field."""
     fault = check(FIELDS[kind], document)
     if fault is None and kind in EITHER:
         one, other = EITHER[kind]
         if (one in document) is (other in document):
             both = "both are given" if one in document else "neither is given"
-            return Fault(one, f"or {other} must be given, exactly one of them, but {both}")
+            return FieldFault(one, f"or {other} must be given, exactly one of them, but {both}")
     return fault or (_together(document) if kind == "generate" else None)
 
 
-def _together(document: dict[str, Any]) -> Fault | None:
+def _together(document: dict[str, Any]) -> FieldFault | None:
     """The first field of a `generate` request that contradicts another field, or None."""
     for name in ABOUT_MESSAGES:
         if document.get(name) and "prompt" in document:
-            return Fault(name, "applies to messages, but the request has a prompt: omit it")
+            return FieldFault(name, "applies to messages, but the request has a prompt: omit it")
     shapes = [name for name in SHAPES if name in document]
     if len(shapes) > 1:
-        return Fault(shapes[1], f"cannot be combined with {shapes[0]}: give one of them")
+        return FieldFault(shapes[1], f"cannot be combined with {shapes[0]}: give one of them")
     if "logprobs" in document and document.get("stream") is False:
-        return Fault("logprobs", "is sent with each token, but stream is false: omit stream")
+        return FieldFault("logprobs", "is sent with each token, but stream is false: omit stream")
     return None
 
 

@@ -27,7 +27,7 @@ _PLAIN = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_SHOWN}}}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
-class Fault(NamedTuple):
+class FieldFault(NamedTuple):
     """A field, as a path from the top of the document, and its problem."""
 
     field: str
@@ -41,7 +41,7 @@ class Rule(Protocol):
     def text(self) -> str:
         """The rule in words, to stand after `must be`."""
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """The first fault of a value found at a path, or None."""
 
 
@@ -68,18 +68,18 @@ class Text:
         kind = " without control characters" if self._printable else ""
         return f"a string of {self._low} to {self._high} bytes{kind}"
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """Length is counted in bytes, which is what a buffer somewhere has to hold."""
         if not isinstance(value, str):
             return _wrong(path, self, value)
         try:
             size = _utf8_size(value)
         except UnicodeEncodeError:
-            return Fault(path, "must be text that UTF-8 can express, without lone surrogates")
+            return FieldFault(path, "must be text that UTF-8 can express, without lone surrogates")
         if size < self._low or (self._high is not None and size > self._high):
             return _wrong(path, self, value)
         if self._printable and _CONTROL.search(value):
-            return Fault(path, f"must be {self.text}, but it contains one")
+            return FieldFault(path, f"must be {self.text}, but it contains one")
         return None
 
 
@@ -94,7 +94,7 @@ class Integer:
         """The rule in words."""
         return f"an integer from {self._low} to {self._high}"
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """The type is compared exactly: bool is a subclass of int."""
         if type(value) is int and self._low <= value <= self._high:
             return None
@@ -112,7 +112,7 @@ class Number:
         """The rule in words."""
         return f"a number from {self._low:.16g} to {self._high:.16g}"
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """NaN fails every comparison, hence also this one."""
         if type(value) in (int, float) and self._low <= value <= self._high:
             return None
@@ -124,12 +124,12 @@ class Flag:
 
     text = "true or false"
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """0 and 1 are numbers."""
         return None if type(value) is bool else _wrong(path, self, value)
 
 
-class Choice:
+class OneOf:
     """One of a few words."""
 
     def __init__(self, words: Iterable[str]) -> None:
@@ -140,7 +140,7 @@ class Choice:
         """The rule in words."""
         return "one of " + ", ".join(self._words)
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """The word found is not repeated: whoever swaps two fields puts a prompt here."""
         return (
             None if isinstance(value, str) and value in self._words else _wrong(path, self, value)
@@ -158,7 +158,7 @@ class ListOf:
         """The rule in words."""
         return f"a list of {self._low} to {self._high} {self._plural}"
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """The first item at fault is named by its position, from 0."""
         if not isinstance(value, list | tuple) or not self._low <= len(value) <= self._high:
             return _wrong(path, self, value)
@@ -179,7 +179,7 @@ class Record:
             f"`{field.name}` ({field.rule.text})" for field in self.fields
         )
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """Fields inside are named by a dotted path."""
         if not isinstance(value, dict):
             return _wrong(path, self, value)
@@ -197,21 +197,23 @@ class Object:
         """The rule in words."""
         return f"an object of at most {self._high} bytes of JSON"
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """Size is that of the compact encoding, which is what somebody else has to carry."""
         if not isinstance(value, dict):
             return _wrong(path, self, value)
         least = _least_bytes(value, self._high)
         if least > self._high:
-            return Fault(path, f"must be {self.text}, but it takes at least {least}")
+            return FieldFault(path, f"must be {self.text}, but it takes at least {least}")
         try:
             compact = json.dumps(
                 value, ensure_ascii=False, allow_nan=False, separators=(",", ":")
             ).encode()
         except (TypeError, ValueError, RecursionError):
-            return Fault(path, "must be plain JSON: finite numbers and valid text, not too deep")
+            return FieldFault(
+                path, "must be plain JSON: finite numbers and valid text, not too deep"
+            )
         if len(compact) > self._high:
-            return Fault(path, f"must be {self.text}, but it takes {len(compact)}")
+            return FieldFault(path, f"must be {self.text}, but it takes {len(compact)}")
         return None
 
 
@@ -234,20 +236,22 @@ class ByToken:
             'such as {"15043": -1}'
         )
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """A number at fault is named by its id; a name at fault is not repeated."""
         if not isinstance(value, dict) or len(value) > self._most:
             return _wrong(path, self, value)
         for name, number in value.items():
             if not self._ID.fullmatch(str(name)) or int(name) > MAX_INT32:
-                return Fault(path, f"must be {self.text}, but a name is not a token id")
+                return FieldFault(path, f"must be {self.text}, but a name is not a token id")
             fault = self._number.check(f"{path}.{name}", number)
             if fault is not None:
                 return fault
         return None
 
 
-def check(fields: tuple[Field, ...], document: dict[str, Any], prefix: str = "") -> Fault | None:
+def check(
+    fields: tuple[Field, ...], document: dict[str, Any], prefix: str = ""
+) -> FieldFault | None:
     """The first fault of a document: an unknown field, a missing one, or one against its rule.
 
     Args:
@@ -258,14 +262,14 @@ def check(fields: tuple[Field, ...], document: dict[str, Any], prefix: str = "")
     known = {field.name: field for field in fields}
     for name in document:
         if name not in known:
-            return Fault(prefix + shown(name), f"is not a known field{nearest(name, known)}")
+            return FieldFault(prefix + shown(name), f"is not a known field{nearest(name, known)}")
     for field in fields:
         if field.name in document:
             fault = field.rule.check(prefix + field.name, document[field.name])
             if fault is not None:
                 return fault
         elif field.required:
-            return Fault(prefix + field.name, f"is missing: it must be {field.rule.text}")
+            return FieldFault(prefix + field.name, f"is missing: it must be {field.rule.text}")
     return None
 
 
@@ -281,10 +285,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _wrong(path: str, rule: Rule, value: Any) -> Fault:
+def _wrong(path: str, rule: Rule, value: Any) -> FieldFault:
     """Say what a value must be and what kind of thing it is."""
     fix = "; leave the field out to get the default" if value is None else ""
-    return Fault(path, f"must be {rule.text}, but it is {_describe(value)}{fix}")
+    return FieldFault(path, f"must be {rule.text}, but it is {_describe(value)}{fix}")
 
 
 def _utf8_size(text: str, errors: str = "strict") -> int:

@@ -16,9 +16,9 @@ import numpy as np
 from attrs import evolve, frozen
 
 from uma_trio.backend.base import (
+    ContextLimits,
     IntArray,
     Interrupt,
-    Limits,
     Overlap,
     Traits,
     nothing,
@@ -38,7 +38,8 @@ from uma_trio_sim.guesses import NO_GUESSES, Guesses, SimulatedDrafter, Texts
 from uma_trio_sim.machine import Machine, Profile, built_in, gaussian
 from uma_trio_sim.world import Request, World
 
-LIMITS = Limits(n_ctx=32_768, n_ctx_seq=32_768, n_slots=17, n_batch=512)  # one slot for ballast
+# One slot is for ballast.
+LIMITS = ContextLimits(n_ctx=32_768, n_ctx_seq=32_768, n_slots=17, n_batch=512)
 CREDIT = 16  # places of a stream, as in the daemon; readers take what is shown at once
 DRAFT_ROWS = 16  # what the backend of llama.cpp has beside a row for each slot
 _MOST_WAITING = 10_000
@@ -59,7 +60,7 @@ class SimulatedBackend(FakeBackend):
 
     def __init__(
         self,
-        limits: Limits,
+        limits: ContextLimits,
         let_pass: Callable[[], object],
         *,
         overlaps: bool,
@@ -140,7 +141,7 @@ class Simulation(World):
         profile: Profile | None = None,
         seed: int = 0,
         settings: EngineSettings | None = None,
-        limits: Limits = LIMITS,
+        limits: ContextLimits = LIMITS,
         recorder: Recorder | None = None,
         n_vocab: int = N_VOCAB,
         guesses: Texts | None = None,

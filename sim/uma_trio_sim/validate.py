@@ -13,7 +13,7 @@ from statistics import median
 
 from attrs import evolve, fields, frozen
 
-from uma_trio.backend.base import Limits
+from uma_trio.backend.base import ContextLimits
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
@@ -129,7 +129,7 @@ def _settings(recording: Recording) -> EngineSettings:
     )
 
 
-def _limits(recording: Recording, work: Sequence[Session]) -> Limits:
+def _limits(recording: Recording, work: Sequence[Session]) -> ContextLimits:
     """Return slots as the trace shows them, and cells that never run out.
 
     A trace does not say what requests had reserved.
@@ -143,4 +143,4 @@ def _limits(recording: Recording, work: Sequence[Session]) -> Limits:
     n_batch = max(state.n_batch for state in states)
     # Older traces do not say how many rows there are, and have no drafts.
     known = [state.n_rows for state in states if state.n_rows < sys.maxsize]
-    return Limits(cells, cells, n_slots, n_batch, n_rows=max(known, default=n_slots))
+    return ContextLimits(cells, cells, n_slots, n_batch, n_rows=max(known, default=n_slots))

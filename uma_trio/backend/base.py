@@ -89,7 +89,7 @@ class ModelInfo:
 
 
 @frozen
-class Limits:
+class ContextLimits:
     """The real sizes of the context, read back after it was created.
 
     `n_rows` is how many rows of logits one decode may ask for, `n_slots` where None is given.
@@ -201,7 +201,7 @@ class Backend(Protocol):
         """What is loaded."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ContextLimits:
         """The real sizes."""
 
     @property

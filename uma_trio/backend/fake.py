@@ -20,11 +20,11 @@ from uma_trio.backend.base import (
     Adapter,
     BackendDied,
     Batch,
+    ContextLimits,
     DecodeStatus,
     FloatArray,
     IntArray,
     Interrupt,
-    Limits,
     ModelInfo,
     Overlap,
     Saved,
@@ -53,7 +53,7 @@ Cost = Callable[[int, int], float]
 
 
 @frozen
-class Fault:
+class InjectedFault:
     """What goes wrong at one decode.
 
     `status` is returned instead of success. `keep` tokens of the batch reach the KV cache
@@ -164,7 +164,7 @@ class FakeBackend:
         key: int = 1,
         cost: Cost = no_cost,
         end_after: int = 0,
-        faults: Mapping[int, Fault] | None = None,
+        faults: Mapping[int, InjectedFault] | None = None,
         can_remove_part: bool = True,
         interruptible: bool = True,
         window: int = 0,
@@ -174,7 +174,7 @@ class FakeBackend:
         parts: int = 1,
     ) -> None:
         n_seq = n_slots + _LEAVES
-        self.limits = Limits(
+        self.limits = ContextLimits(
             n_ctx=n_ctx,
             n_ctx_seq=n_ctx,
             n_slots=n_slots,

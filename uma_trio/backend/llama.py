@@ -51,10 +51,10 @@ from uma_trio.backend.base import (
     Adapter,
     BackendDied,
     Batch,
+    ContextLimits,
     DecodeStatus,
     FloatArray,
     Interrupt,
-    Limits,
     ModelInfo,
     Overlap,
     Saved,
@@ -474,10 +474,10 @@ def _listen(log: LogSink | None) -> None:
         log("warning", "AMX was compiled by a GCC that gets it wrong; see uma-trio doctor")
 
 
-def _limits(context: int, info: ModelInfo, n_slots: int, *, whole_cache: bool) -> Limits:
+def _limits(context: int, info: ModelInfo, n_slots: int, *, whole_cache: bool) -> ContextLimits:
     """Read back the real sizes of a context."""
     n_ctx = int(llama.llama_n_ctx_seq(context))
-    return Limits(
+    return ContextLimits(
         n_ctx=int(llama.llama_n_ctx(context)),
         n_ctx_seq=min(n_ctx, info.n_ctx_train) if info.n_ctx_train > 0 else n_ctx,
         n_slots=n_slots,

@@ -1,7 +1,7 @@
 """The process that forks workers: ``python -m uma_trio.confined.host FD MODULE:FUNCTION``.
 
 FD is a socket to the daemon. The first frame on it is handed to the function, which prepares what
-all workers share and returns what each of them runs with its own :class:`.link.Link`. This process
+all workers share and returns what each of them runs with its own :class:`.link.WorkerLink`. This process
 has one thread, so a fork is safe. It answers :class:`.link.Start` and :class:`.link.Kill`, tells when a worker has
 ended and by which signal, and ends with all workers when the daemon closes the socket or dies.
 """
@@ -24,9 +24,9 @@ from typing import Final
 
 import msgspec
 
-from uma_trio.confined.link import Closed, Ended, Kill, Limits, Link, Start, framed
+from uma_trio.confined.link import Ended, Kill, LinkClosed, Start, WorkerLimits, WorkerLink, framed
 
-Work = Callable[[Link], None]
+Work = Callable[[WorkerLink], None]
 
 _PDEATHSIG: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
 _ASKED: Final = msgspec.msgpack.Decoder(Start | Kill)
@@ -97,7 +97,7 @@ class _Host:
                 confine(asked.limits)
                 self._work(_Timed(sock, asked.limits))
                 status = 0
-            except Closed:
+            except LinkClosed:
                 status = 0
             except MemoryError:
                 os.kill(os.getpid(), signal.SIGABRT)  # as where a library runs out of it
@@ -119,10 +119,10 @@ class _Host:
             self._control.sendall(framed(msgspec.msgpack.encode(ended)))
 
 
-class _Timed(Link):
+class _Timed(WorkerLink):
     """A link whose frames have to be answered in time: the kernel ends the worker otherwise."""
 
-    def __init__(self, sock: socket.socket, limits: Limits) -> None:
+    def __init__(self, sock: socket.socket, limits: WorkerLimits) -> None:
         super().__init__(sock)
         self._limits = limits
 
@@ -136,7 +136,7 @@ class _Timed(Link):
         return frame
 
 
-def confine(limits: Limits) -> None:
+def confine(limits: WorkerLimits) -> None:
     """Bound this process: its memory, no files, no core dump; the first to go where memory is short."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM):
@@ -184,8 +184,8 @@ def main(arguments: list[str]) -> int:
     module, _, name = target.partition(":")
     try:
         prepare: Callable[[bytes], Work] = getattr(importlib.import_module(module), name)
-        work = prepare(Link(control).receive())
-    except Closed:
+        work = prepare(WorkerLink(control).receive())
+    except LinkClosed:
         return 0
     gc.collect()
     gc.freeze()  # what is shared stays shared when a worker collects

@@ -13,7 +13,7 @@ HEAD: Final = struct.Struct("<I")
 MOST_BYTES: Final = 64 << 20
 
 
-class Limits(msgspec.Struct, frozen=True, array_like=True):
+class WorkerLimits(msgspec.Struct, frozen=True, array_like=True):
     """What one worker may take: CPU and wall time for each frame it answers, and memory of its own.
 
     `niceness` is added to that of the daemon.
@@ -29,7 +29,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", array_like=True):
     """Fork a worker; its socket comes with this frame."""
 
     worker: int
-    limits: Limits
+    limits: WorkerLimits
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill", array_like=True):
@@ -49,7 +49,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     cpu_s: float
 
 
-class Closed(Exception):
+class LinkClosed(Exception):
     """The other side is gone."""
 
 
@@ -58,25 +58,25 @@ def framed(payload: bytes) -> bytes:
     return HEAD.pack(len(payload)) + payload
 
 
-class Link:
+class WorkerLink:
     """A worker's end: blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
     def receive(self) -> bytes:
-        """Return the next frame. Raises :class:`Closed`."""
+        """Return the next frame. Raises :class:`LinkClosed`."""
         (n_bytes,) = HEAD.unpack(self._exactly(HEAD.size))
         if n_bytes > MOST_BYTES:
-            raise Closed
+            raise LinkClosed
         return self._exactly(n_bytes)
 
     def send(self, payload: bytes) -> None:
-        """Send a frame. Raises :class:`Closed`."""
+        """Send a frame. Raises :class:`LinkClosed`."""
         try:
             self._sock.sendall(framed(payload))
         except OSError:
-            raise Closed from None
+            raise LinkClosed from None
 
     def _exactly(self, n_bytes: int) -> bytes:
         found = bytearray(n_bytes)
@@ -86,8 +86,8 @@ class Link:
             try:
                 got = self._sock.recv_into(view[at:])
             except OSError:
-                raise Closed from None
+                raise LinkClosed from None
             if not got:
-                raise Closed
+                raise LinkClosed
             at += got
         return bytes(found)

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from uma_trio.confined.link import Ended, Kill, Limits, Start
+from uma_trio.confined.link import Ended, Kill, Start, WorkerLimits
 from uma_trio.confined.post import Gone, Line, Post
 
 _ENDED: Final = msgspec.msgpack.Decoder(Ended)
@@ -151,7 +151,7 @@ class Workers:
             if self._host is None:
                 self._revive()
 
-    def start(self, limits: Limits, *, revive: bool = True) -> Worker:
+    def start(self, limits: WorkerLimits, *, revive: bool = True) -> Worker:
         """Start a worker, and the host before it if it does not run, as :meth:`warm` does.
 
         Without `revive` the host is not started and nothing blocks, for a thread that must not wait.

@@ -15,13 +15,20 @@ from attrs import frozen
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import Constraint, InboxMessage, TokenLogprobs
-from uma_trio.engine.sampling import IMPOSSIBLE, LATE, NO_GUESS, NOT_FINITE, Choice, Choices
+from uma_trio.engine.sampling import (
+    IMPOSSIBLE,
+    LATE,
+    NO_GUESS,
+    NOT_FINITE,
+    SampledTokens,
+    TickSampler,
+)
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
-NO_CHOICES: Final = Choices([])
+NO_TOKENS: Final = SampledTokens([])
 NO_SCORES: Final[Mapping[int, TokenLogprobs]] = {}
 
 Describe = Callable[[FloatArray], Mapping[int, TokenLogprobs]]
@@ -110,7 +117,7 @@ FAULTS: Final = {
         "no token continues the answer as its schema or grammar asks; simplify that, or bias less",
     ),
 }
-"""What :class:`Choice` answers in place of a token, and what that says."""
+"""What :class:`TickSampler` answers in place of a token, and what that says."""
 
 
 def fault_of(fault: ChunkFault, constraint: Constraint | None) -> ChunkFault:
@@ -145,7 +152,7 @@ class Outcome(NamedTuple):
 
 @frozen(eq=False)
 class Tick:
-    """A planned tick whose batch is filled. `choice` samples its rows of logits, in order.
+    """A planned tick whose batch is filled. `sampler` samples its rows of logits, in order.
 
     `in_place` of its `n_rows` are read without a copy. The batch holds `n_tokens`, ballast included.
     Before the rows that are sampled come `n_scored` that are not, which `describe` makes scores of.
@@ -154,7 +161,7 @@ class Tick:
     state: SchedulerState
     plan: Plan
     chunks: tuple[Chunk, ...]
-    choice: Choice
+    sampler: TickSampler
     in_place: int
     n_tokens: int
     n_rows: int
@@ -172,17 +179,17 @@ class Tick:
 
     def read(
         self, logits: Callable[[int], FloatArray]
-    ) -> tuple[Choices, Mapping[int, TokenLogprobs]]:
+    ) -> tuple[SampledTokens, Mapping[int, TokenLogprobs]]:
         """Return what is made of the rows: a token for each that is sampled, scores of the others.
 
         `logits` gives so many rows, from the first.
         """
         first, end = self.n_scored, self.n_scored + self.n_rows
         if not end:
-            return NO_CHOICES, NO_SCORES
+            return NO_TOKENS, NO_SCORES
         rows = logits(end)
-        choices = self.choice(rows[first:], self.guesses) if self.n_rows else NO_CHOICES
-        return choices, NO_SCORES if self.describe is None else self.describe(rows[:first])
+        sampled = self.sampler(rows[first:], self.guesses) if self.n_rows else NO_TOKENS
+        return sampled, NO_SCORES if self.describe is None else self.describe(rows[:first])
 
     @cached_property
     def work(self) -> Work:
@@ -211,14 +218,14 @@ class Completed:
 
 
 def outcomes(
-    chunks: Iterable[Chunk], choices: Choices, scores: Mapping[int, TokenLogprobs] = NO_SCORES
+    chunks: Iterable[Chunk], sampled: SampledTokens, scores: Mapping[int, TokenLogprobs] = NO_SCORES
 ) -> tuple[Outcome, ...]:
     """Return what came of `chunks`, given the token that was chosen for each row of logits.
 
     A draft is kept if it is what was sampled for the row before it. The token sampled in place of
     the first wrong draft is right all the same: every token that it was sampled behind was kept.
     """
-    tokens, described, found = choices.tokens, choices.logprobs, []
+    tokens, described, found = sampled.tokens, sampled.logprobs, []
     for chunk in chunks:
         row = chunk.first_row
         if not chunk.n_rows:
@@ -226,7 +233,7 @@ def outcomes(
         elif chunk.n_rows == 1 and tokens[row] >= 0:
             found.append(Outcome(chunk, chunk.n_tokens, (Drawn(tokens[row], row, described),)))
         else:
-            found.append(_checked(chunk, choices))
+            found.append(_checked(chunk, sampled))
     return tuple(found)
 
 
@@ -237,9 +244,9 @@ def ends_prompt(results: Iterable[Outcome]) -> bool:
     )
 
 
-def _checked(chunk: Chunk, choices: Choices) -> Outcome:
+def _checked(chunk: Chunk, sampled: SampledTokens) -> Outcome:
     """Return what came of a chunk with drafts, a fault or a late mask."""
-    row, drafts, tokens = chunk.first_row, chunk.drafts, choices.tokens
+    row, drafts, tokens = chunk.first_row, chunk.drafts, sampled.tokens
     right = 0
     while right < len(drafts) and tokens[row + right] == drafts[right]:
         right += 1
@@ -250,6 +257,6 @@ def _checked(chunk: Chunk, choices: Choices) -> Outcome:
     if late or drawn[-1] in FAULTS:
         # What came before it is given first; a later chunk finds the fault again, or the mask.
         kept, drawn = kept - 1, drawn[:-1]
-    described = choices.logprobs
+    described = sampled.logprobs
     given = tuple([Drawn(token, row + n, described) for n, token in enumerate(drawn)])
     return Outcome(chunk, kept, given, late=late)

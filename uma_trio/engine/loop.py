@@ -223,8 +223,8 @@ class Engine:
             self._failed(tick, status, decode_s, host_s, now)
             return None
         self._recovery.succeeded()
-        choices, scores = tick.read(self._backend.logits)
-        results = outcomes(tick.chunks, choices, scores)
+        sampled, scores = tick.read(self._backend.logits)
+        results = outcomes(tick.chunks, sampled, scores)
         self._untold = ends_prompt(results)
         sampling_s = self._clock() - now
         self._uncommitted = Completed(
@@ -234,7 +234,7 @@ class Engine:
             decode_s,
             host_s,
             sampling_s,
-            choices.masks_s,
+            sampled.masks_s,
             after_idle=after_idle,
         )
         return self._uncommitted

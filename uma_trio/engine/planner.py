@@ -23,7 +23,7 @@ from uma_trio.engine.messages import InboxMessage
 from uma_trio.engine.prepared import PreparedTick
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import AT_ONCE, Choice, Masks
+from uma_trio.engine.sampling import AT_ONCE, Masks, TickSampler
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim
@@ -100,7 +100,7 @@ class Planner:
         self._builder = BatchBuilder(backend.limits.n_ctx, registry.cells.scratch_slot)
         # Who sits out computes its last token again, which takes a cache that can go back.
         self._masks = masks if backend.limits.can_go_back else AT_ONCE
-        self._choice = self._compiled(())
+        self._sampling = self._compiled(())
         self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
         self._charges: tuple[tuple[int, float], ...] = ()  # nor of these
         self._before = NO_WORK
@@ -179,7 +179,7 @@ class Planner:
         """
         state, plan = self._still_valid() or self._asked(self._state(now))
         if not plan.items:
-            self._choice = self._compiled(())  # holds no ended sampler
+            self._sampling = self._compiled(())  # holds no ended sampler
             return None
         return self._filled(state, plan, self._batch)
 
@@ -373,12 +373,12 @@ class Planner:
         )
         n_scored, describe = self._scores(chunks)
         sampled = _sampled(chunks)
-        if sampled != self._choice.keys:
-            self._choice = self._compiled(sampled)
-        choice = self._choice
+        if sampled != self._sampling.keys:
+            self._sampling = self._compiled(sampled)
+        sampling = self._sampling
         n_tokens = plan.n_tokens + plan.ballast
         return Tick(
-            *(state, plan, chunks, choice.choice, choice.in_place, n_tokens, len(sampled)),
+            *(state, plan, chunks, sampling.sampler, sampling.in_place, n_tokens, len(sampled)),
             n_scored=n_scored,
             describe=describe,
         )
@@ -400,10 +400,10 @@ class Planner:
         return len(tops), partial(self._describer, tokens=tokens)
 
     def _compiled(self, keys: tuple[int, ...]) -> _Compiled:
-        """Compile a choice, which is used for as long as the same sequences sample."""
+        """Make a sampler, which is used for as long as the same sequences sample."""
         samplers = [self._registry.running[key].sampler for key in keys]
         in_place = sum([sampler.in_place(self._n_vocab) for sampler in samplers])
-        return _Compiled(keys, Choice(samplers, self._n_vocab, self._masks), in_place)
+        return _Compiled(keys, TickSampler(samplers, self._n_vocab, self._masks), in_place)
 
 
 def _chunks(
@@ -465,5 +465,5 @@ class _Compiled:
     """How the rows of the sequences `keys` are sampled; `in_place` of them are never copied."""
 
     keys: tuple[int, ...]
-    choice: Choice
+    sampler: TickSampler
     in_place: int

@@ -13,17 +13,15 @@ from uma_protocol.fields import MAX_LABEL_BYTES, MAX_N
 from uma_protocol.rules import (
     MAX_INT32,
     MAX_INT64,
-    Choice,
+    FieldFault,
     Flag,
     Integer,
     ListOf,
     Number,
     Object,
+    OneOf,
     Rule,
     Text,
-)
-from uma_protocol.rules import (
-    Fault as Wrong,
 )
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.http import bias
@@ -58,14 +56,14 @@ class Either:
         """The rule in words."""
         return f"{self._one.text}, or {self._other.text}"
 
-    def check(self, path: str, value: Any) -> Wrong | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """What is neither is told both."""
         if self._one.check(path, value) is None:
             return None
         fault = self._other.check(path, value)
         if fault is None:
             return None
-        return fault if isinstance(value, list) else Wrong(path, f"must be {self.text}")
+        return fault if isinstance(value, list) else FieldFault(path, f"must be {self.text}")
 
 
 class Anything:
@@ -74,7 +72,7 @@ class Anything:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def check(self, path: str, value: Any) -> Wrong | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """Accept it."""
         return None
 
@@ -153,14 +151,14 @@ SAMPLING: tuple[Field, ...] = (
 
 LANE = honoured(
     "priority",
-    Either(Choice(LANES), Integer(-MAX_INT32, MAX_INT32)),
+    Either(OneOf(LANES), Integer(-MAX_INT32, MAX_INT32)),
     "the lane; a number above 0 is background",
     default="interactive",
 )
 
 URGENCY: tuple[Field, ...] = (
     LANE,
-    honoured("service_tier", Choice(_TIERS), "flex selects the background lane", default="auto"),
+    honoured("service_tier", OneOf(_TIERS), "flex selects the background lane", default="auto"),
 )
 
 TIMINGS = honoured(
@@ -209,7 +207,7 @@ CACHE: tuple[Field, ...] = (
 
 SPECULATION = honoured(
     "speculation",
-    Choice(get_args(Speculation)),
+    OneOf(get_args(Speculation)),
     "speculative decoding, up to the daemon's --speculation",
     default="auto, or off for a request with a seed",
 )
@@ -220,14 +218,14 @@ KWARGS = honoured("chat_template_kwargs", Object(4096), "variables for the chat 
 
 PACE = honoured(
     "pace",
-    Choice(PACES),
+    OneOf(PACES),
     "with stream: asap sends each token when it is computed; smooth may delay tokens to send them at even intervals",
     default="smooth",
 )
 
 AWAITS = honoured(
     "awaits",
-    Choice(AWAITED),
+    OneOf(AWAITED),
     "what somebody waits for: tokens as they come, the end of the answer, or nothing (in the background "
     "lane); default: answer if not streamed, with tools, a schema or n above 1, else tokens",
 )
@@ -236,12 +234,12 @@ TEMPLATE: tuple[Field, ...] = (
     KWARGS,
     honoured(
         "reasoning_effort",
-        Choice(EFFORTS),
+        OneOf(EFFORTS),
         "passed to the chat template if it supports it; max means xhigh",
     ),
     honoured(
         "continue_final_message",
-        Either(Flag(), Choice(("content", "reasoning_content"))),
+        Either(Flag(), OneOf(("content", "reasoning_content"))),
         "continues the last message, which must be the assistant's and have no calls: its content, or the "
         "reasoning of one that has no content",
     ),
@@ -341,7 +339,7 @@ def effort_of(field: str, value: Any) -> Effort | None:
     """Return how much the model should think; None if nobody says.
 
     Raises:
-        Fault: it is no word for that.
+        FieldFault: it is no word for that.
     """
     if value is not None and value not in EFFORTS:
         raise invalid(field, f"must be one of {', '.join(EFFORTS)}")
@@ -392,7 +390,7 @@ def awaits_of(body: Body, head: Head) -> Awaits | None:
     """Return what is waited for, by the header ``X-UMA-Awaits`` or by `awaits`; None if it is not said.
 
     Raises:
-        Fault: there is no such word.
+        FieldFault: there is no such word.
     """
     value = head.headers.get("x-uma-awaits")
     if value is not None and value not in AWAITED:
@@ -410,7 +408,7 @@ def session_of(head: Head) -> str | None:
     """Return the conversation that the request is a turn of, from ``X-Session-Id``; None if it is not said.
 
     Raises:
-        Fault: it is no name for one.
+        FieldFault: it is no name for one.
     """
     named = head.headers.get("x-session-id")
     if named is not None and not (0 < len(named) <= MAX_LABEL_BYTES and named.isprintable()):

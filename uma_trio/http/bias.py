@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Fault, Number, Text
+from uma_protocol.rules import MAX_INT32, FieldFault, Number, Text
 from uma_trio.http.fields import Body
 from uma_trio.http.intake import aside
 from uma_trio.http.wire.errors import invalid
@@ -37,17 +37,17 @@ class Biases:
         f"each is {_NUMBER.text}, or false; a pair may be an object of `token` and `bias`, too"
     )
 
-    def check(self, path: str, value: Any) -> Fault | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """A bias at fault is named by its place in a list, in an object by the id."""
         if not isinstance(value, dict | list) or len(value) > MOST:
-            return Fault(path, f"must be {self.text}")
+            return FieldFault(path, f"must be {self.text}")
         if isinstance(value, dict):
             found = (_check(f"{path}.{_shown(key)}", key, bias) for key, bias in value.items())
         else:
             found = (
                 _check(f"{path}[{i}]", *pair)
                 if (pair := _pair_of(each)) is not None
-                else Fault(f"{path}[{i}]", "must be a pair such as [15043, -1]")
+                else FieldFault(f"{path}[{i}]", "must be a pair such as [15043, -1]")
                 for i, each in enumerate(value)
             )
         return next((fault for fault in found if fault is not None), None)
@@ -59,7 +59,7 @@ async def by_token(body: Body, shared: Shared) -> Body:
     What several entries say of one token is added up, as llama-server does, and trimmed to ±100.
 
     Raises:
-        Fault: the texts have too many tokens.
+        FieldFault: the texts have too many tokens.
     """
     given = body.get(FIELD)
     if given is None:
@@ -87,12 +87,12 @@ async def by_token(body: Body, shared: Shared) -> Body:
     return evolve(body, given={**body.given, FIELD: by_id})
 
 
-def _check(path: str, key: Any, bias: Any) -> Fault | None:
+def _check(path: str, key: Any, bias: Any) -> FieldFault | None:
     whole = type(key) is int and 0 <= key <= MAX_INT32
     if not whole and (not isinstance(key, str) or _TEXT.check(path, key) is not None):
-        return Fault(path, "must be of a token id, or of a text of 1 to 256 bytes")
+        return FieldFault(path, "must be of a token id, or of a text of 1 to 256 bytes")
     if isinstance(key, str) and _ID.fullmatch(key) and int(key) > MAX_INT32:
-        return Fault(path, f"must be of a token id of at most {MAX_INT32}")
+        return FieldFault(path, f"must be of a token id of at most {MAX_INT32}")
     return None if bias is False else _NUMBER.check(path, bias)
 
 

@@ -14,7 +14,7 @@ from attrs import frozen
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.streams import WholeAnswer
 from uma_trio.service.reading import Reading
-from uma_trio.text.pieces import Excessive, Limits, NotJson, decoded
+from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning
 from uma_trio.text.slices import utf8
 
@@ -138,7 +138,7 @@ def arguments_of(call: Closed) -> dict[str, Any]:
     """Return the arguments of a call; what is no object, as when it was cut off, stands in one."""
     arguments = call.text or ("" if call.cut else "{}")
     try:
-        found = decoded(utf8(arguments), Limits(text=len(arguments)))
+        found = decoded(utf8(arguments), JsonLimits(text=len(arguments)))
     except (NotJson, Excessive):
         found = None
     return found if isinstance(found, dict) else {"arguments": arguments}

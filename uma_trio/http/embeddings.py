@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer
+from uma_protocol.rules import MAX_INT32, Flag, Integer, OneOf
 from uma_trio.http.asking import MODEL, Anything
 from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header
 from uma_trio.http.intake import take
@@ -42,7 +42,7 @@ EMBEDDINGS: tuple[Field, ...] = (
     honoured("input", Anything(_INPUT), "up to 16,384 texts", required=True),
     honoured(
         "encoding_format",
-        Choice(("float", "base64")),
+        OneOf(("float", "base64")),
         "base64: the float32 of each vector, little-endian",
         default="float",
     ),

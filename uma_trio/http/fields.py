@@ -18,7 +18,7 @@ from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.text.pieces import (
     USUAL,
     Excessive,
-    Limits,
+    JsonLimits,
     NotJson,
     TooDeep,
     TooLong,
@@ -78,7 +78,7 @@ def ignored(*names: str, note: str) -> tuple[Field, ...]:
     return tuple(Field(name, "ignored", note) for name in names)
 
 
-def document_of(body: bytes, limits: Limits = USUAL) -> dict[str, Any]:
+def document_of(body: bytes, limits: JsonLimits = USUAL) -> dict[str, Any]:
     """Return the JSON object in a body, decoded in pieces.
 
     Raises:

@@ -14,7 +14,7 @@ from attrs import frozen
 from uma_trio.http.fields import Body, Field, decode, document_of
 from uma_trio.http.wire.message import Exchange
 from uma_trio.http.wire.settings import Shared
-from uma_trio.text.pieces import Limits, is_small
+from uma_trio.text.pieces import JsonLimits, is_small
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ async def take(
     exchange: Exchange,
     shared: Shared,
     read: Callable[[dict[str, Any]], T],
-    limits: Limits | None = None,
+    limits: JsonLimits | None = None,
 ) -> Taken[T]:
     """Return what `read` makes of the JSON object in the body. The body is given back then.
 
@@ -58,7 +58,7 @@ async def fields_of(
     exchange: Exchange,
     shared: Shared,
     fields: tuple[Field, ...],
-    limits: Limits | None = None,
+    limits: JsonLimits | None = None,
 ) -> Body:
     """Return the fields of a body.
 

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any, Final
 
-from uma_protocol.rules import Fault as Wrong
+from uma_protocol.rules import FieldFault
 from uma_trio.http.fields import Body, Field, honoured
 
 # https://pkg.go.dev/time#ParseDuration, which Ollama reads it by.
@@ -29,9 +29,9 @@ class Duration:
 
     text = "a number of seconds or a duration such as 10m, up to 100 years; below 0: for ever"
 
-    def check(self, path: str, value: Any) -> Wrong | None:
+    def check(self, path: str, value: Any) -> FieldFault | None:
         """Tell what is no duration."""
-        return None if _seconds(value) is not None else Wrong(path, f"must be {self.text}")
+        return None if _seconds(value) is not None else FieldFault(path, f"must be {self.text}")
 
 
 KEEP_ALIVE: Final[tuple[Field, ...]] = (

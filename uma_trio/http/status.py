@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from uma_protocol.errors import Code
-from uma_protocol.rules import MAX_INT64, Choice, Integer, Text
+from uma_protocol.rules import MAX_INT64, Integer, OneOf, Text
 from uma_trio.http.fields import Field, honoured
 from uma_trio.http.intake import fields_of
 from uma_trio.http.llama.metrics import llama_metrics
@@ -24,7 +24,7 @@ PRIORITY: tuple[Field, ...] = (
         "the daemon's handle of the request; give either this or `id`",
     ),
     honoured("id", Text(1, 128, printable=True), "the `id` of the answer"),
-    honoured("priority", Choice(LANES), "the lane", required=True),
+    honoured("priority", OneOf(LANES), "the lane", required=True),
 )
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -18,7 +18,7 @@ import msgspec
 from attrs import frozen
 
 from uma_trio.backend.base import Vocabulary
-from uma_trio.confined.link import Limits
+from uma_trio.confined.link import WorkerLimits
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import (
     OUT_OF_CPU,
@@ -58,9 +58,9 @@ class ShapeLimits:
     memory_bytes: int = 64 << 20
 
     @property
-    def of_worker(self) -> Limits:
+    def of_worker(self) -> WorkerLimits:
         """The limits of its process."""
-        return Limits(self.cpu_s, self.wall_s, self.memory_bytes)
+        return WorkerLimits(self.cpu_s, self.wall_s, self.memory_bytes)
 
 
 class Confinement:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from uma_trio.text.chat import Message, Tool
-from uma_trio.text.pieces import Excessive, Limits, NotJson, decoded
+from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.text.slices import SLICE, utf8
 from uma_trio.text.veil import Veil
 
@@ -153,7 +153,7 @@ class CallArguments:
     def _decoded(self, text: str) -> Any:
         if len(text) <= SLICE:
             return json.loads(text)
-        return decoded(utf8(text), Limits(values=self._left, text=len(text)))
+        return decoded(utf8(text), JsonLimits(values=self._left, text=len(text)))
 
 
 def _n_values(value: Any) -> int:

@@ -70,7 +70,7 @@ class TooManyDigits(Excessive):
 
 
 @frozen
-class Limits:
+class JsonLimits:
     """What one document may hold. `text` is the length of one string, in characters.
 
     `values` counts a value for each comma and each opening bracket, and one more.
@@ -81,7 +81,7 @@ class Limits:
     depth: int = MAX_DEPTH
 
 
-USUAL: Final = Limits()
+USUAL: Final = JsonLimits()
 
 
 @frozen
@@ -107,7 +107,9 @@ def is_blank(body: bytes) -> bool:
     return all(map(bytes.isspace, slices))
 
 
-def decoded(body: bytes, limits: Limits, load: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
+def decoded(
+    body: bytes, limits: JsonLimits, load: Callable[[bytes], Any] = msgspec.json.decode
+) -> Any:
     """Return the value of a JSON document. `load` decodes one piece.
 
     Raises:
@@ -129,7 +131,7 @@ def _most_marks(body: bytes) -> int:
     return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
-def _outline(body: bytes, limits: Limits) -> _Outline:
+def _outline(body: bytes, limits: JsonLimits) -> _Outline:
     """Find the marks of a document, 64 KiB at a time. Raises :class:`Excessive`."""
     places, chars, levels = [], [], []
     digits = np.empty(0, np.intp)
@@ -169,7 +171,7 @@ class _Pieces:
     """Decodes one document by its outline."""
 
     def __init__(
-        self, body: bytes, outline: _Outline, limits: Limits, load: Callable[[bytes], Any]
+        self, body: bytes, outline: _Outline, limits: JsonLimits, load: Callable[[bytes], Any]
     ) -> None:
         self._body = body
         self._outline = outline

@@ -23,7 +23,7 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from uma_trio.confined.host import anonymous
-from uma_trio.confined.link import Link
+from uma_trio.confined.link import WorkerLink
 from uma_trio.text.grammars import (
     LIMITS_HERE,
     MAX_ITEMS,
@@ -101,14 +101,14 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 _ASKED: Final = msgspec.msgpack.Decoder(Check | Follow)
 
 
-def prepare(setup: bytes) -> Callable[[Link], None]:
+def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
     """Return what a worker runs. Called once, in the host."""
     known = msgspec.msgpack.decode(setup, type=Known)
     words = Words(known.pieces, known.end_tokens)
     tokenizer = tokenizer_of(words, len(known.pieces), known.end_tokens)
     dear = dearest(known.pieces)
 
-    def work(link: Link) -> None:
+    def work(link: WorkerLink) -> None:
         asked = _ASKED.decode(link.receive())
         if isinstance(asked, Check):
             link.send(msgspec.msgpack.encode(_verdict(tokenizer, dear, asked)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from operator import mul
 
-from uma_trio.backend.base import IntArray, Limits
+from uma_trio.backend.base import ContextLimits, IntArray
 from uma_trio.engine.chunk import (
     EARLIER_ANSWERS,
     NO_DRAFT,
@@ -221,7 +221,9 @@ class Drafter:
         return own.chances(origin, beliefs, OWN_WEIGHT)
 
 
-def drafter_for(limits: Limits, given: Drafting | None, *, wanted: bool) -> Contained | NoDrafts:
+def drafter_for(
+    limits: ContextLimits, given: Drafting | None, *, wanted: bool
+) -> Contained | NoDrafts:
     """Return what guesses ahead: the one that is `given` or one that looks texts up, if that is of use.
 
     Guesses have to be `wanted`, and a backend with these limits has to be able to check them.

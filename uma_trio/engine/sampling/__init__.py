@@ -1,6 +1,6 @@
-"""From rows of logits to tokens: a :class:`Choice` for a whole tick, a :class:`Sampler` per sequence.
+"""From rows of logits to tokens: a :class:`TickSampler` for a whole tick, a :class:`Sampler` per sequence.
 
-`choice` is where to begin; it reads all rows at once. `shortlist` finds the likeliest tokens,
+`sampler` is where to begin; it reads all rows at once. `shortlist` finds the likeliest tokens,
 `numbers` has a random number for each place of an answer, `drawing` draws one token of a list, `lists`
 one of each of many lists, `reached` chooses along guesses.
 `adjusting` changes a row by its request and its history (bias, penalties), `logprobs` describes it as
@@ -9,16 +9,16 @@ tokens that a constraint refuses, with the masks of `masks`.
 """
 
 from uma_trio.engine.sampling.checking import IMPOSSIBLE, LATE, UNREACHED
-from uma_trio.engine.sampling.choice import (
-    NO_GUESS,
-    Choice,
-    Choices,
-    NonFinite,
-    Sampler,
-    choose,
-)
 from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks, MaskThreads
+from uma_trio.engine.sampling.sampler import (
+    NO_GUESS,
+    NonFinite,
+    SampledTokens,
+    Sampler,
+    TickSampler,
+    choose,
+)
 
 __all__ = [
     "AT_ONCE",
@@ -27,13 +27,13 @@ __all__ = [
     "NOT_FINITE",
     "NO_GUESS",
     "UNREACHED",
-    "Choice",
-    "Choices",
     "Mask",
     "MaskThreads",
     "Masks",
     "NonFinite",
+    "SampledTokens",
     "Sampler",
+    "TickSampler",
     "choose",
     "greedy",
 ]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Choice, Flag, Integer, Object
+from uma_protocol.rules import MAX_INT32, Flag, Integer, Object, OneOf
 from uma_trio.http.anthropic.events import TELLING, Events, Form
 from uma_trio.http.anthropic.messages import choice_of, goes_on, messages_of, tools_of
 from uma_trio.http.api import Api, answered, counted
@@ -113,7 +113,7 @@ class Messages(Api):
         LANE,
         honoured(
             "service_tier",
-            Choice(("auto", "standard_only", "flex")),
+            OneOf(("auto", "standard_only", "flex")),
             "flex selects the background lane",
         ),
         *CACHE,

@@ -30,7 +30,7 @@ from uma_trio.http.chats import messages_of
 from uma_trio.http.fields import Body, honoured
 from uma_trio.http.keeping import KEEP_ALIVE
 from uma_trio.http.logprobs import chat_logprobs
-from uma_trio.http.openai.choices import Choices, Chunks
+from uma_trio.http.openai.choices import ChoicesApi, Chunks
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import WholeAnswer, read
 from uma_trio.http.tools import FIELDS as TOOLS
@@ -56,7 +56,7 @@ async def chat_tokens(exchange: Exchange, shared: Shared) -> Reply:
     return await counted(ChatCompletions, exchange, shared)
 
 
-class ChatCompletions(Choices):
+class ChatCompletions(ChoicesApi):
     """A chat whose answers are messages."""
 
     prefix = "chatcmpl-"

@@ -24,7 +24,7 @@ from uma_trio.service.reading import Reading
 FINGERPRINT = f"uma-trio-{__version__}"
 
 
-class Choices(Api):
+class ChoicesApi(Api):
     """An API whose answers are `choices`, `n` of them to a prompt.
 
     `kind` is what it calls an answer, `chunk` what it calls a part of one.
@@ -96,7 +96,7 @@ class Chunks(Encoder):
     of its answer.
     """
 
-    def __init__(self, api: Choices, generations: Sequence[Generation]) -> None:
+    def __init__(self, api: ChoicesApi, generations: Sequence[Generation]) -> None:
         self.api = api
         self.each_timed = bool(api.body.get("timings_per_token", False))
         self._generations = generations

@@ -26,7 +26,7 @@ from uma_trio.http.asking import (
 from uma_trio.http.fields import honoured, refused
 from uma_trio.http.keeping import KEEP_ALIVE
 from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
-from uma_trio.http.openai.choices import Choices, Chunks
+from uma_trio.http.openai.choices import ChoicesApi, Chunks
 from uma_trio.http.prompts import PROMPT
 from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import WholeAnswer, without_answer
@@ -39,7 +39,7 @@ _MANY = 64  # tokens of a prompt with their probabilities
 _DEFAULT_TOKENS = 16  # the API's own
 
 
-class Completions(Choices):
+class Completions(ChoicesApi):
     """Texts that are continued."""
 
     prefix = "cmpl-"

@@ -19,7 +19,7 @@ from uma_trio.service.fair import RunBlocking
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.telemetry import Log
-from uma_trio.text.pieces import Limits
+from uma_trio.text.pieces import JsonLimits
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 MIB = 1 << 20
@@ -108,12 +108,12 @@ class Shared:
     named: ServedModel | None = None
     _numbers: itertools.count[int] = field(factory=lambda: itertools.count(1))
 
-    def limits(self, *, with_ids: bool = False) -> Limits:
+    def limits(self, *, with_ids: bool = False) -> JsonLimits:
         """Return what a body may hold; `with_ids`: besides as many token ids as have a place."""
         rooms = (served.bounds.n_ctx_seq * served.slots for served in self.service.models)
         context = max(rooms) if with_ids else 0
         settings = self.settings
-        return Limits(
+        return JsonLimits(
             values=settings.body_values + min(context, _MAX_IDS), text=settings.max_prompt_bytes
         )
 

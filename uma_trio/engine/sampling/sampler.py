@@ -1,4 +1,4 @@
-"""From rows of logits to tokens: a :class:`Choice` for a whole tick, a :class:`Sampler` per sequence.
+"""From rows of logits to tokens: a :class:`TickSampler` for a whole tick, a :class:`Sampler` per sequence.
 
 The rules and their order are those of llama.cpp's own chain (src/llama-sampler.cpp of the
 vendored 0c1e57098): top_k, then top_p, then min_p, then temperature, then one draw. They are
@@ -6,7 +6,7 @@ numpy and not llama.cpp's chain because numpy is faster here (``benches/sampling
 chain first copies the row into 12-byte records, which alone costs more than everything below.
 
 The logits are a view into the backend's memory and are left as they were: what must not be drawn
-is masked in place for one choice. They are read once for all rows: by argmax, or for the short
+is masked in place for one tick. They are read once for all rows: by argmax, or for the short
 lists from which greedy and top_k rows are chosen together. A row that needs more than a short
 list is then looked at by itself; only a draw from the whole vocabulary, and top_p without top_k,
 need a working copy of it (:attr:`Sampler.in_place`). One thread reads them all: after a decode
@@ -288,13 +288,13 @@ _NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = {}
 
 
 @frozen(eq=False)
-class Choices:
+class SampledTokens:
     """The tokens of a tick, and what the model thought of those whose requests asked, by row.
 
     `NOT_FINITE` stands for a row with NaN or +inf, or without any finite logit that may be drawn;
     `IMPOSSIBLE` for one whose constraint leaves no token; `UNREACHED` for one behind a wrong guess;
     `LATE` for one whose mask is not there yet. These have no logprobs. Logprobs are computed when the
-    first of them is looked at, or when the same :class:`Choice` is used again. `masks_s` is for each
+    first of them is looked at, or when the same :class:`TickSampler` is used again. `masks_s` is for each
     token that a constraint refused how long it took to find another, unless it is late.
     """
 
@@ -303,7 +303,7 @@ class Choices:
     masks_s: Sequence[float] = ()
 
 
-class Choice:
+class TickSampler:
     """Chooses the tokens of one tick: a sampler for each row of ``[n, n_vocab]`` logits, in order.
 
     It is made before the logits are there, and may be used again for the same rows of later ticks:
@@ -351,7 +351,7 @@ class Choice:
         self._seen_edited = [row for row, s in drawn_by.items() if s.adjuster is not None]
         self._describe = Describer(tops, n_vocab, drawn_by) if tops else None
 
-    def __call__(self, logits: FloatArray, guesses: Sequence[int] = ()) -> Choices:
+    def __call__(self, logits: FloatArray, guesses: Sequence[int] = ()) -> SampledTokens:
         """Return the next token of each row; the rows are left as they were.
 
         The tokens are those that each sampler gives for its row alone, in whatever company; a row
@@ -369,13 +369,13 @@ class Choice:
                 if tokens[row - 1] != guesses[row - 1]:
                     tokens[row] = UNREACHED
         if self._describe is None:
-            return Choices(tokens, masks_s=masks_s)
-        return Choices(tokens, self._describe(logits, tokens, seen), masks_s)
+            return SampledTokens(tokens, masks_s=masks_s)
+        return SampledTokens(tokens, self._describe(logits, tokens, seen), masks_s)
 
     def _changed_tokens(
         self, logits: FloatArray, guesses: Sequence[int], seen: Seen
     ) -> tuple[list[int], Sequence[float]]:
-        """Return the tokens of rows of which some are edited for the choice, or constrained.
+        """Return the tokens of rows of which some are edited for the tick, or constrained.
 
         With them comes how long each refused token took. What the description of a row needs that
         is not in the row itself is noted in `seen`.
@@ -435,5 +435,5 @@ class Choice:
 
 
 def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:
-    """Return the next token of each row of ``logits[n, vocab]``, as a :class:`Choice` does."""
-    return Choice(samplers, logits.shape[1])(logits).tokens
+    """Return the next token of each row of ``logits[n, vocab]``, as a :class:`TickSampler` does."""
+    return TickSampler(samplers, logits.shape[1])(logits).tokens
