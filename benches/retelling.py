@@ -16,7 +16,7 @@ from uma_trio.backend.base import ContextLimits
 from uma_trio.policy.by_name import find_policy
 from uma_trio_sim.machine import Profile
 from uma_trio_sim.simulation import DRAFT_ROWS, Simulation, Told, settings_for
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 
 @frozen
@@ -60,7 +60,7 @@ def retell(
     return _counted(world.requests, world.metrics.snapshot())
 
 
-def _counted(requests: Sequence[Request], metrics: dict[str, object]) -> Retold:
+def _counted(requests: Sequence[SimulatedRequest], metrics: dict[str, object]) -> Retold:
     streams = [request.token_times for request in requests if len(request.token_times) > 1]
     seconds = sum(times[-1] - times[0] for times in streams)
     return Retold(

@@ -13,7 +13,7 @@ from uma_trio.policy.state import Contract, Holder
 from uma_trio_sim.latency import percentile
 from uma_trio_sim.machine import built_in, gaussian
 from uma_trio_sim.simulation import LIMITS, Simulation
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 PROMPT, ANSWER = 661, 200
 FLOOR = Contract().background_floor
@@ -42,7 +42,7 @@ def jobs_beside(
     prompt: int = 60,
     answer: int = 60,
     length: int = ANSWER,
-) -> list[Request]:
+) -> list[SimulatedRequest]:
     """Return jobs, each of a client of its own, that came five seconds after the readers."""
     for client in range(1, readers + 1):
         asks_again(world, client, prompt, answer)
@@ -50,7 +50,7 @@ def jobs_beside(
     return [world.submit(PROMPT, length, client=100 + n, lane="background") for n in range(jobs)]
 
 
-def ended_within(world: Simulation, jobs: list[Request], seconds: float) -> bool:
+def ended_within(world: Simulation, jobs: list[SimulatedRequest], seconds: float) -> bool:
     """Whether all jobs end in that time. What happens after the last of them is not simulated."""
     until = world.clock.now + seconds
     while any(job.end is None for job in jobs) and world.clock.now < until:

@@ -29,7 +29,7 @@ from uma_trio.client import (
 )
 from uma_trio.client.link import Link
 from uma_trio.client.on_trio import TrioLoop
-from uma_trio.client.reach import Place
+from uma_trio.client.reach import DaemonAddress
 from uma_trio.client.request import build_request
 from uma_trio.sockets.listener import claim
 from uma_trio_sim.scripted import ScriptedBackend
@@ -478,7 +478,7 @@ def test_a_socket_that_is_removed_meanwhile_is_a_failed_connection(path: Path) -
         Refused(socket.AF_UNIX) as sock,
         pytest.raises(ConnectionFailed, match="uma-trio serve --socket"),
     ):
-        Place(str(path)).connect(sock)
+        DaemonAddress(str(path)).connect(sock)
 
 
 def test_another_socket_is_in_the_command_that_starts_a_daemon(path: Path) -> None:

@@ -9,15 +9,15 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from uma_trio.service.compiling import COMPILE_S, QUEUE_S, in_fair_threads
-from uma_trio.service.fair import Client, FairPlaces, client_of, in_threads, works_for
+from uma_trio.service.fair import FairPlaces, UserProgram, in_threads, program_of, works_for
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.patience import waits_until
 from uma_trio.text.shape import NotChecked, Unconstrainable
 
 
-def by(user: str, program: str = "one") -> Client:
+def by(user: str, program: str = "one") -> UserProgram:
     """Return somebody."""
-    return Client(user, program)
+    return UserProgram(user, program)
 
 
 async def test_a_user_of_many_names_leaves_a_place_to_the_others() -> None:
@@ -177,8 +177,8 @@ async def test_what_a_compiler_raises_reaches_who_asked() -> None:
 def test_connections_of_unknown_users_are_one_client() -> None:
     """A client that closes at once is not known, and would otherwise be a user for each connection."""
     first, second = (Principal(connection=n, host="127.0.0.1") for n in (1, 2))
-    assert client_of(first, None) == client_of(second, None)
-    assert client_of(first, None).user != client_of(Principal(connection=3, uid=1000), None).user
+    assert program_of(first, None) == program_of(second, None)
+    assert program_of(first, None).user != program_of(Principal(connection=3, uid=1000), None).user
 
 
 async def test_a_flood_of_one_user_leaves_a_helper_thread_to_the_others() -> None:

@@ -24,7 +24,7 @@ from uma_trio.policy.tuning import TUNING
 from uma_trio_sim.latency import percentile
 from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
 from uma_trio_sim.simulation import Simulation
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 CAPTURED = modelled(
     "captured",
@@ -41,7 +41,7 @@ def solo_s(machine: Profile) -> float:
 
 def stormed(
     policy: Policy, machine: Profile, cap: float = 1.2, seconds: float = 15.0, load: str = "prompts"
-) -> tuple[Simulation, Request]:
+) -> tuple[Simulation, SimulatedRequest]:
     """Run one reader beside endless prompts, decoders or both; return both."""
     world = Simulation(policy, Contract(latency_cap=cap), profile=machine)
     if load != "decoders":
@@ -56,7 +56,7 @@ def stormed(
     return world, reader
 
 
-def settled(reader: Request, machine: Profile) -> list[float]:
+def settled(reader: SimulatedRequest, machine: Profile) -> list[float]:
     """Return the gaps between its tokens; where graphs are captured, without the first two.
 
     Their ticks are the first of a shape, and nothing is ahead yet that they could be paid from.
@@ -270,9 +270,9 @@ def test_prompts_that_come_together_are_answered_as_if_each_had_the_machine_in_t
 
 def asked_at(
     world: Simulation, moments: list[float], prompt_tokens: int = 30, answer: int = 1
-) -> list[Request]:
+) -> list[SimulatedRequest]:
     """Have somebody ask at each of these moments, in the middle of whatever is computed then."""
-    asked: list[Request] = []
+    asked: list[SimulatedRequest] = []
     for client, moment in enumerate(moments):
         ask = partial(world.submit, prompt_tokens, answer, client=200 + client)
         world.at(moment, lambda ask=ask: asked.append(ask()))  # type: ignore[misc]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from uma_trio.client import ConnectionFailed
-from uma_trio.client.reach import Place
+from uma_trio.client.reach import DaemonAddress
 from uma_trio.sockets.path import SHARED_SOCKET
 
 pytestmark = pytest.mark.daemon
@@ -66,7 +66,7 @@ def _client(script: str, env: dict[str, str]) -> str:
 def _free() -> bool:
     """Whether no daemon holds the path that every client knows."""
     try:
-        place = Place(SHARED_SOCKET)
+        place = DaemonAddress(SHARED_SOCKET)
         with place.new_socket() as sock:
             place.connect(sock)
     except ConnectionFailed as error:

@@ -13,7 +13,7 @@ from uma_trio.policy.state import MOMENT_S, STRETCH, Contract
 from uma_trio.policy.stretch import prefill_s
 from uma_trio_sim.machine import built_in, steady
 from uma_trio_sim.simulation import LIMITS, Simulation, settings_for
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 READS = Contract(reading_pace_s=0.040)
 H200 = built_in("h200", steady)
@@ -36,7 +36,7 @@ def some(n: int, seed: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(1, 250, n).astype(np.int32)
 
 
-def until_all_have_ended(world: Simulation, asked: list[Request]) -> None:
+def until_all_have_ended(world: Simulation, asked: list[SimulatedRequest]) -> None:
     """Run on until every request has ended, a virtual minute at most."""
     world.run(0.1)
     for _ in range(120):
@@ -112,7 +112,7 @@ def test_a_client_with_thirty_two_long_prompts_starves_nobody() -> None:
     """
     world = machine(16)
     many = [world.submit(3000, 100, client=1, awaits="answer") for _ in range(32)]
-    others: list[Request] = []
+    others: list[SimulatedRequest] = []
     for n in range(24):
         tokens, client = (40, 400, 1500)[n % 3], 2 + n % 4
         world.at(

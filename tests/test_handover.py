@@ -26,7 +26,7 @@ from uma_trio.sockets.handover import (
     Giver,
     Handed,
     HandoverFailed,
-    Taken,
+    TakenSockets,
     gives,
     handover_path,
     take_over,
@@ -84,14 +84,14 @@ def old(folder: Path) -> Iterator[Old]:
     daemon.close()
 
 
-async def taken_from(old: Old) -> Taken:
+async def taken_from(old: Old) -> TakenSockets:
     """Take over what must be there."""
     taken = await take_over(old.path)
     assert taken is not None
     return taken
 
 
-def drop(taken: Taken) -> None:
+def drop(taken: TakenSockets) -> None:
     """Close what was taken, as the end of a process does."""
     taken.close()
     for each in taken.handed:
@@ -224,7 +224,7 @@ async def test_the_second_who_asks_learns_that_the_first_has_it(old: Old) -> Non
     async with trio.open_nursery() as nursery:
         nursery.start_soon(old.give)
         taken = await taken_from(old)
-        second: list[Taken | None] = []
+        second: list[TakenSockets | None] = []
 
         async def ask() -> None:
             second.append(await take_over(old.path))
@@ -421,7 +421,7 @@ def test_a_daemon_that_is_stopped_while_it_hands_over_waits_for_that(folder: Pat
     old = Running(path)
     old.ready()
 
-    async def take() -> Taken:
+    async def take() -> TakenSockets:
         taken = await take_over(str(path))
         assert taken is not None
         old.process.send_signal(signal.SIGTERM)

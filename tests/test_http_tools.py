@@ -20,7 +20,7 @@ from reply_kit import (
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import CHATML, linear_cost
-from uma_trio.service.fair import Client
+from uma_trio.service.fair import UserProgram
 from uma_trio.text.replies.grammar import MAX_CALLS
 from uma_trio.text.shape import NotChecked
 from uma_trio_sim.scripted import ScriptedBackend
@@ -396,9 +396,9 @@ async def test_a_chat_without_tools_or_reasoning_is_not_parsed(autojump_clock: M
 
 async def test_tools_that_are_known_wait_for_no_compiler(autojump_clock: MockClock) -> None:
     """Only those of the first request do, whoever else has shapes compiled."""
-    queued: list[Client] = []
+    queued: list[UserProgram] = []
 
-    async def compiling(function: Callable[[], Any], client: Client, /) -> Any:
+    async def compiling(function: Callable[[], Any], client: UserProgram, /) -> Any:
         await trio.lowlevel.checkpoint()
         queued.append(client)
         return function()
@@ -419,7 +419,7 @@ async def test_a_check_that_failed_by_chance_is_to_be_tried_again(
 ) -> None:
     """It is no fault of the request: the status is one that clients send it again for."""
 
-    async def compiling(function: Callable[[], Any], client: Client, /) -> Any:
+    async def compiling(function: Callable[[], Any], client: UserProgram, /) -> Any:
         await trio.lowlevel.checkpoint()
         raise NotChecked("waited for others; try again")
 

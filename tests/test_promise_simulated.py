@@ -17,7 +17,7 @@ from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
 from uma_trio_sim.simulation import Simulation
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 SOLO_S = 0.008 + HOST_S
 NOISE = 0.02
@@ -30,7 +30,7 @@ def machine(steps: Staircase, believed: CostModel | None = None) -> Profile:
     return modelled("steps", truth, gaussian(NOISE), believed=believed)
 
 
-def p95(stream: Request, solo_s: float = SOLO_S) -> float:
+def p95(stream: SimulatedRequest, solo_s: float = SOLO_S) -> float:
     """Return the p95 gap of a stream over that of the same stream alone."""
     return float(np.percentile(stream.itl, 95)) / (P95_ALONE * solo_s)
 
@@ -45,7 +45,9 @@ def background_share(simulation: Simulation) -> float:
     return float(str(simulation.metrics.snapshot()["background_share"]))
 
 
-def storm(cap: float = 1.2, seconds: float = 30.0, clients: int = 3) -> tuple[Simulation, Request]:
+def storm(
+    cap: float = 1.2, seconds: float = 30.0, clients: int = 3
+) -> tuple[Simulation, SimulatedRequest]:
     """Run one interactive stream against endless prompts; return both."""
     simulation = Simulation(deadline, Contract(latency_cap=cap))
     for client in range(clients):

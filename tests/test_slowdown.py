@@ -11,7 +11,7 @@ from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio_sim.machine import HOST_S, TABLES, Profile, gaussian, modelled, staircase
 from uma_trio_sim.simulation import Simulation
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 STAIRS = staircase(TABLES["q4_0"])
 NOISE = 0.02
@@ -28,7 +28,7 @@ def changing(factor: float) -> Profile:
     return modelled("changing", CostModel(STAIRS, host_s=HOST_S), paced)
 
 
-def storm(factor: float) -> tuple[Simulation, Request]:
+def storm(factor: float) -> tuple[Simulation, SimulatedRequest]:
     """Run a stream amid endless prompts until the machine changes."""
     simulation = Simulation(deadline, profile=changing(factor))
     for client in range(3):

@@ -10,7 +10,7 @@ from trio.abc import Instrument
 from trio.testing import MockClock
 
 from uma_trio.http.wire.heads import MOST_LINES
-from uma_trio.service.fair import Client as Program
+from uma_trio.service.fair import UserProgram
 from uma_trio.service.thread_share import (
     BURST_S,
     CHUNK_S,
@@ -80,7 +80,7 @@ async def test_who_stays_within_the_share_never_waits(autojump_clock: MockClock)
     share = ThreadShare(trio.current_time, lambda: True)
     for _ in range(2000):
         before = trio.current_time()
-        await share.spend(Program("a", "x"), HEAD_S)
+        await share.spend(UserProgram("a", "x"), HEAD_S)
         assert trio.current_time() == before
         await trio.sleep(HEAD_S / SHARE * 1.01)
 
@@ -92,7 +92,7 @@ async def test_a_flood_gets_one_part_in_four(autojump_clock: MockClock, busy: bo
     n = 2000
     began = trio.current_time()
     for _ in range(n):
-        await share.spend(Program("a", "x"), HEAD_S)
+        await share.spend(UserProgram("a", "x"), HEAD_S)
     spent = n * HEAD_S - BURST_S
     expected = spent / (1 / PAUSE + SHARE) if busy else 0.0
     assert trio.current_time() - began == pytest.approx(expected, rel=0.15)
@@ -106,10 +106,10 @@ async def test_a_flood_delays_no_other_user_and_another_program_a_turn(
     share = ThreadShare(trio.current_time, lambda: True)
     async with trio.open_nursery() as nursery:
         for _ in range(500):
-            nursery.start_soon(share.spend, Program("a", "x"), HEAD_S)
+            nursery.start_soon(share.spend, UserProgram("a", "x"), HEAD_S)
         await trio.testing.wait_all_tasks_blocked()
         before = trio.current_time()
-        await share.spend(Program(asks, "y"), HEAD_S)
+        await share.spend(UserProgram(asks, "y"), HEAD_S)
         assert trio.current_time() - before <= waits_s
         nursery.cancel_scope.cancel()
 
@@ -118,7 +118,7 @@ async def test_accounts_are_bounded(autojump_clock: MockClock) -> None:
     """Of more users than are remembered the one heard longest ago begins anew."""
     share = ThreadShare(trio.current_time, lambda: True)
     for n in range(MOST_USERS + 50):
-        await share.spend(Program(f"connection {n}", "x"), HEAD_S)
+        await share.spend(UserProgram(f"connection {n}", "x"), HEAD_S)
     assert len(share._accounts) == MOST_USERS
 
 

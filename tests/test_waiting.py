@@ -27,7 +27,7 @@ from uma_trio.service.checks import Bounds, check_untokenised
 from uma_trio.wire import ask_of
 from uma_trio_sim.machine import built_in, steady
 from uma_trio_sim.simulation import Simulation
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 READS = Contract(reading_pace_s=0.040)
 SOLO = COST.computing(1)
@@ -279,7 +279,7 @@ def test_the_outermost_level_that_differs_says_who_stands_behind_whom() -> None:
     assert level_of([]) == 0
 
 
-def slowdowns(world: Simulation, asked: list[Request]) -> list[float]:
+def slowdowns(world: Simulation, asked: list[SimulatedRequest]) -> list[float]:
     """Return how many times the time that each would take alone its first token took."""
     cost = world.machine.profile.believed
     return [
@@ -292,7 +292,7 @@ def slowdowns(world: Simulation, asked: list[Request]) -> list[float]:
 def test_equals_with_long_prompts_do_not_starve_each_other(machine: str) -> None:
     """Four agents of six steps each: no first token takes more than all prompts before it take."""
     world = Simulation(deadline, READS, profile=built_in(machine, steady))
-    asked: list[Request] = []
+    asked: list[SimulatedRequest] = []
     size = 1500 if machine == "h200" else 150
 
     def start(client: int) -> None:

@@ -20,7 +20,7 @@ from uma_trio.policy.state import MOMENT_S, Contract
 from uma_trio.policy.stretch import prefill_s
 from uma_trio_sim.machine import built_in, gaussian
 from uma_trio_sim.simulation import LIMITS, Simulation, settings_for
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 REQUESTS = int(os.environ.get("UMA_WAITED_REQUESTS", "250"))
 MEDIAN, SIGMA, LONGEST, ANSWER = 400, 1.0, 6000, 6
@@ -51,7 +51,7 @@ def largest_slowdown(work: list[Job], seed: int) -> float:
     settings = settings_for(H200, Contract(reading_pace_s=0.040))
     limits = evolve(LIMITS, n_ctx=CELLS, n_ctx_seq=CELLS, n_slots=SLOTS + 1)
     world = Simulation(deadline, profile=H200, seed=seed, settings=settings, limits=limits)
-    draw, asked = random.Random(seed), list[Request]()
+    draw, asked = random.Random(seed), list[SimulatedRequest]()
 
     def ask(tokens: int) -> None:
         client, answer = draw.randrange(CLIENTS), draw.randint(1, 2 * ANSWER)

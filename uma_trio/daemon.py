@@ -22,7 +22,7 @@ import trio
 from attrs import evolve, frozen
 
 from uma_protocol import Code
-from uma_trio.backend.base import Backend, ContextLimits, ModelInfo
+from uma_trio.backend.base import Backend, ContextLimits, ModelFacts
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.config.options import Config
 from uma_trio.config.settings import restated
@@ -46,7 +46,7 @@ from uma_trio.service.lag import LagWatch
 from uma_trio.service.presence import Presence
 from uma_trio.service.service import Service
 from uma_trio.service.timer import finest_timer
-from uma_trio.sockets.handover import Taken, take_over
+from uma_trio.sockets.handover import TakenSockets, take_over
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import Listeners
 from uma_trio.sockets.supervisor import Supervisor
@@ -78,7 +78,7 @@ from uma_trio.wiring_sockets import (
 
 if TYPE_CHECKING:
     from uma_trio.http.wire.server import Server as HttpServer
-    from uma_trio.service.front import Listener as PortListener
+    from uma_trio.service.front import FrontListener as PortListener
 
 FORCED_EXIT = 130
 _FLUSH_S = 2.0
@@ -99,7 +99,7 @@ class ReadyInfo:
     """
 
     socket: str
-    model: ModelInfo
+    model: ModelFacts
     limits: ContextLimits
     backend: str
     policy: str
@@ -166,7 +166,7 @@ async def serve(
             made = await load(entry.config, entry.held, loading, measuring, backend, read=read)
             loaded.append(made)
         encoders = await trio.to_thread.run_sync(held.enter_context, encoders_loaded(config))
-        taken: Taken | None = None
+        taken: TakenSockets | None = None
         if fronts is None:
             taken = await take_over(str(config.socket))
             handed = () if taken is None else taken.handed
@@ -293,7 +293,7 @@ class _Daemon:
         self,
         listener: Listeners,
         on_ready: Callable[[ReadyInfo], None] | None,
-        taken: Taken | None,
+        taken: TakenSockets | None,
     ) -> None:
         """Serve on `listener` until told to stop. Raises as :func:`serve` says.
 
@@ -316,7 +316,7 @@ class _Daemon:
         self,
         listener: Listeners,
         on_ready: Callable[[ReadyInfo], None] | None,
-        taken: Taken | None,
+        taken: TakenSockets | None,
     ) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_compute)
@@ -438,7 +438,7 @@ class _Daemon:
                 self._supervisor.alive()
             seen = self._compute.rounds
 
-    async def _own(self, listener: Listeners, taken: Taken) -> None:
+    async def _own(self, listener: Listeners, taken: TakenSockets) -> None:
         """Have the names from the daemon that handed them over. Raises HandoverFailed if it serves on."""
         await taken.serving()
         for each in self._sockets(listener):

@@ -15,7 +15,7 @@ import trio
 from attrs import frozen
 
 from uma_trio import __version__
-from uma_trio.backend.base import Backend, ModelInfo
+from uma_trio.backend.base import Backend, ModelFacts
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Neighbour
 from uma_trio.costing.store import cost_file, remember
@@ -206,7 +206,7 @@ def describe(metrics: Metrics, config: Config, backend: Backend, policy: Policy)
     )
 
 
-def _front_end(config: Config, backend: Backend, model: ModelInfo, metrics: Metrics) -> FrontEnd:
+def _front_end(config: Config, backend: Backend, model: ModelFacts, metrics: Metrics) -> FrontEnd:
     front_end = FrontEnd(
         backend.vocabulary,
         model.chat_template,

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from uma_trio import __version__
 from uma_trio.backend.attention import prefers_flash
-from uma_trio.backend.base import Adapter, Backend, ModelError, ModelInfo
+from uma_trio.backend.base import Adapter, Backend, ModelError, ModelFacts
 from uma_trio.backend.bindings import want
 from uma_trio.backend.kv_memory import N_BATCH, available_memory
 from uma_trio.backend.needs import Estimate, Needs, Question
@@ -285,7 +285,7 @@ def prefix_bytes(config: Config) -> int:
     return min(total_memory() // 10, _MOST_PREFIX_BYTES) // len(config.each())
 
 
-def _traffic(model: ModelInfo) -> Traffic:
+def _traffic(model: ModelFacts) -> Traffic:
     return Traffic(
         weight_bytes=model.weight_bytes,
         cell_bytes=model.cell_bytes,
@@ -389,7 +389,7 @@ def chat_template(config: Config) -> str | None:
     return source
 
 
-def model_info(config: Config, backend: Backend) -> ModelInfo:
+def model_info(config: Config, backend: Backend) -> ModelFacts:
     """Return what is loaded, with the template that it is used with. Raises :class:`ConfigError`."""
     given = chat_template(config)
     return backend.model if given is None else evolve(backend.model, chat_template=given)

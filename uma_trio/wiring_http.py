@@ -22,7 +22,7 @@ from uma_trio.telemetry import log
 if TYPE_CHECKING:
     from uma_trio.http.wire.server import Server as HttpServer
     from uma_trio.http.wire.settings import Settings as HttpSettings
-    from uma_trio.service.front import Listener as PortListener
+    from uma_trio.service.front import FrontListener as PortListener
 
 _REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
 

@@ -31,7 +31,7 @@ from uma_trio.telemetry import log
 from uma_trio.wiring_http import http_port
 
 if TYPE_CHECKING:
-    from uma_trio.service.front import Listener as PortListener
+    from uma_trio.service.front import FrontListener as PortListener
 
 
 @frozen

@@ -26,7 +26,7 @@ from uma_trio.policy.state import Contract
 from uma_trio_sim.latency import median, percentile
 from uma_trio_sim.machine import TABLES, Profile, built_in, gaussian
 from uma_trio_sim.simulation import Simulation, settings_for
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 CAPPED = ("deadline",)  # policies with a latency cap
 CAPS = (1.2, 1.5, 3.0, 5.0)
@@ -77,7 +77,7 @@ def storm(
     return evolve(reading, prompts_s=answered / seconds, share=share)
 
 
-def setting(profile: Profile, contract: Contract, seconds: float) -> tuple[Request, float]:
+def setting(profile: Profile, contract: Contract, seconds: float) -> tuple[SimulatedRequest, float]:
     """Return how a stream is read in the same storm, and the storm's prompt tokens per second."""
     settings = settings_for(profile, contract)
     world = Simulation(find_policy("deadline"), profile=profile, settings=settings)
@@ -93,7 +93,7 @@ def visits(profile: Profile, moments: Iterable[float], seconds: float) -> Readin
     """Return how a stream is read beside a person who asks a question at these `moments`."""
     world = _world(profile)
     stream = _reader(world)
-    asked: list[Request] = []
+    asked: list[SimulatedRequest] = []
     for moment in moments:
         world.at(moment, lambda: asked.append(world.submit(QUESTION, 1, client=2)))
     world.run(seconds)
@@ -101,7 +101,7 @@ def visits(profile: Profile, moments: Iterable[float], seconds: float) -> Readin
     return evolve(_reading(stream, profile), ttft_s=median(waited) if waited else None)
 
 
-def alone(profile: Profile, prompt: int, answer: int) -> Request:
+def alone(profile: Profile, prompt: int, answer: int) -> SimulatedRequest:
     """Return a request that had the machine to itself."""
     world = _world(profile)
     request = world.submit(prompt, answer, client=1)
@@ -117,11 +117,11 @@ def _world(
     return Simulation(find_policy(policy), profile=profile, settings=settings)
 
 
-def _reader(world: Simulation) -> Request:
+def _reader(world: Simulation) -> SimulatedRequest:
     return world.submit(20, ANSWER, client=1)
 
 
-def _reading(stream: Request, profile: Profile) -> Reading:
+def _reading(stream: SimulatedRequest, profile: Profile) -> Reading:
     solo_s = median(alone(profile, 8, 100).itl)
     return Reading(
         p95_x=percentile(stream.itl, 95) / solo_s,

@@ -32,7 +32,7 @@ from uma_protocol import (
     Vectors,
     frame,
 )
-from uma_protocol.states import TABLES, Machine
+from uma_protocol.states import TABLES, StateMachine
 from uma_protocol.testing import EVENTS, REQUESTS, cuts, feed, whole
 
 DOCUMENTS = [payload for _, payload in [*REQUESTS, *EVENTS]]
@@ -141,7 +141,7 @@ def test_any_sequence_of_calls_moves_along_the_table_or_ends_in_error(role, toke
 @given(st.sampled_from(Role), st.lists(st.sampled_from(Input), max_size=30))
 def test_a_machine_is_always_in_a_state_of_its_table(role, inputs):
     """Whatever is fed, in whatever order, a refusal changes nothing."""
-    machine = Machine(role)
+    machine = StateMachine(role)
     for happened in inputs:
         before = machine.state
         try:

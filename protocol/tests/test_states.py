@@ -11,7 +11,7 @@ from uma_protocol.states import (
     INVISIBLE,
     SERVER,
     TABLES,
-    Machine,
+    StateMachine,
 )
 
 # Written by hand from the design, in another shape than the tables, so that a slip in one of the
@@ -67,7 +67,7 @@ def test_the_grid_covers_every_state_and_input():
 @pytest.mark.parametrize(("role", "state", "happened", "target"), CELLS)
 def test_every_cell(role, state, happened, target):
     """Each input leads to its one state, or is refused and changes nothing."""
-    machine = Machine(role)
+    machine = StateMachine(role)
     machine.state = state
     assert machine.allows(happened) is (target is not None)
     if target is None:
@@ -102,7 +102,7 @@ def test_a_token_before_the_prompt_is_done_has_no_cell():
 
 def test_a_mirror_concludes_that_the_prompt_is_done():
     """A client that sees a token knows what happened before it."""
-    mirror = Machine(Role.SERVER)
+    mirror = StateMachine(Role.SERVER)
     mirror.infer(Input.REQUEST)
     mirror.infer(Input.TOKEN)
     assert mirror.state is ServerState.STREAM

@@ -40,7 +40,7 @@ from .events import (
 from .frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameReader, frame
 from .inputs import EVENTS, REQUESTS, input_of
 from .running import OpenRequest
-from .states import INVISIBLE, ClientState, Input, Machine, Role, ServerState, State
+from .states import INVISIBLE, ClientState, Input, Role, ServerState, State, StateMachine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -101,8 +101,10 @@ class Connection:
         self._token = token
         guarded = token is not None
         self._is_server = role is Role.SERVER
-        self._ours = Machine(role, guarded=guarded)
-        self._theirs = Machine(Role.CLIENT if self._is_server else Role.SERVER, guarded=guarded)
+        self._ours = StateMachine(role, guarded=guarded)
+        self._theirs = StateMachine(
+            Role.CLIENT if self._is_server else Role.SERVER, guarded=guarded
+        )
         self._sendable = EVENTS if self._is_server else REQUESTS
         self._encode: Callable[[Any], bytes] = encode_event if self._is_server else encode_request
         self._reader = FrameReader(max_frame_bytes)

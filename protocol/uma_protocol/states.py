@@ -241,7 +241,7 @@ IMPLIED: Mapping[tuple[State, Input], Input] = MappingProxyType(
 """What must have happened first, unseen, when an input reaches a mirror in that state."""
 
 
-class Machine:
+class StateMachine:
     """The state of one role. Only lookups in its table change it.
 
     Args:

@@ -16,7 +16,7 @@ from uma_trio.policy.state import Contract
 from uma_trio_sim.guesses import Texts
 from uma_trio_sim.latency import median
 from uma_trio_sim.machine import Profile
-from uma_trio_sim.outcome import Outcome, together
+from uma_trio_sim.outcome import RunOutcome, together
 from uma_trio_sim.simulation import Simulation
 from uma_trio_sim.workload import WORKLOADS, Application, play, sessions
 
@@ -74,7 +74,7 @@ def simulate(
     seconds: float,
     seed: int,
     guesses: Texts | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run the applications for `seconds` of virtual time."""
     world = Simulation(
         case.policy,
@@ -89,7 +89,7 @@ def simulate(
     work = sessions(workload, seed, seconds)
     play(world, [session for session in work if case.loaded or session.client in watched])
     world.run(seconds)
-    return Outcome.of(world, watched, load)
+    return RunOutcome.of(world, watched, load)
 
 
 def cases(policies: Sequence[str], caps: Sequence[float]) -> list[Case]:

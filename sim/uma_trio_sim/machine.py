@@ -1,7 +1,7 @@
 """How long a simulated tick takes: a cost table, the time between two decodes, and noise.
 
 A :class:`Profile` is what is known of a machine: a built-in table, a daemon's cost file, or what
-a trace shows (:mod:`uma_trio_sim.fitted`). A :class:`Machine` is one run on it, with a seed.
+a trace shows (:mod:`uma_trio_sim.fitted`). A :class:`MachineRun` is one run on it, with a seed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Profile:
 
 
 @define
-class Machine:
+class MachineRun:
     """One run of a machine. It counts seconds and computed tokens by client.
 
     Of `drafted` guesses that were computed so many were `accepted`; wrong ones are no tokens.
@@ -92,7 +92,7 @@ class Machine:
     was_idle: bool = True
 
     @classmethod
-    def of(cls, profile: Profile, seed: int = 0) -> Machine:
+    def of(cls, profile: Profile, seed: int = 0) -> MachineRun:
         """Return a machine whose noise is drawn with `seed`."""
         return cls(profile, random.Random(seed))
 

@@ -11,7 +11,7 @@ from uma_trio_sim.simulation import Simulation
 
 
 @frozen
-class Outcome:
+class RunOutcome:
     """Figures of one run, or of several together. Times in seconds.
 
     `itl` are the times for each token that all watched streams were shown, `gaps` the times between
@@ -38,7 +38,7 @@ class Outcome:
     infeasible: int
 
     @classmethod
-    def of(cls, world: Simulation, watched: Collection[int], load: Collection[int]) -> Outcome:
+    def of(cls, world: Simulation, watched: Collection[int], load: Collection[int]) -> RunOutcome:
         """Return what `world` was like for the clients that are `watched` and for the `load`."""
         read = [r for r in world.requests if r.client in watched and r.token_times]
         promised = world.metrics.promise.totals()
@@ -86,9 +86,9 @@ class Outcome:
         }
 
 
-def together(outcomes: Sequence[Outcome]) -> Outcome:
+def together(outcomes: Sequence[RunOutcome]) -> RunOutcome:
     """Return several runs of the same clients as one."""
-    return Outcome(
+    return RunOutcome(
         seconds=sum(o.seconds for o in outcomes),
         ticks=sum(o.ticks for o in outcomes),
         itl=tuple(latency for o in outcomes for latency in o.itl),

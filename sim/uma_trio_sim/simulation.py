@@ -35,8 +35,8 @@ from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract, Memory
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio_sim.guesses import NO_GUESSES, Guesses, SimulatedDrafter, Texts
-from uma_trio_sim.machine import Machine, Profile, built_in, gaussian
-from uma_trio_sim.world import Request, World
+from uma_trio_sim.machine import MachineRun, Profile, built_in, gaussian
+from uma_trio_sim.world import SimulatedRequest, World
 
 # One slot is for ballast.
 LIMITS = ContextLimits(n_ctx=32_768, n_ctx_seq=32_768, n_slots=17, n_batch=512)
@@ -150,7 +150,7 @@ class Simulation(World):
         profile = profile or built_in("q4_0", gaussian(0.02))
         if guesses is not None and limits.n_rows == limits.n_slots:
             limits = evolve(limits, n_rows=limits.n_slots + DRAFT_ROWS)
-        self.machine = Machine.of(profile, seed)
+        self.machine = MachineRun.of(profile, seed)
         self.backend = SimulatedBackend(
             limits, self._decode, overlaps=profile.overlaps, n_vocab=n_vocab
         )
@@ -176,7 +176,9 @@ class Simulation(World):
         """What the policy remembers."""
         return self.engine.memory
 
-    def tell(self, told: Told, *, client: int, on_end: Callable[[], None] | None = None) -> Request:
+    def tell(
+        self, told: Told, *, client: int, on_end: Callable[[], None] | None = None
+    ) -> SimulatedRequest:
         """Send a request now whose prompt and answer are those of a recorded text."""
         self.backend.tell(told.prompt, told.answer)
         n_prompt, n_answer = len(told.prompt), len(told.answer)
@@ -202,7 +204,7 @@ class Simulation(World):
     def _decode(self) -> None:
         self._pass(self._decode_s, lambda: self.backend.interrupted)
 
-    def _guesses(self, request: Request) -> Guesses:
+    def _guesses(self, request: SimulatedRequest) -> Guesses:
         """Return what can be guessed of an answer, the same for the same seed and request."""
         if self._texts is None:
             return NO_GUESSES
@@ -210,7 +212,7 @@ class Simulation(World):
         guesses = self._texts(draw) if request.guesses is None else request.guesses
         return guesses.settled(draw)
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: SimulatedRequest) -> None:
         guesses = self._guesses(request)
         if self._drafter is not None:
             self._drafter.expect(request.handle, guesses)

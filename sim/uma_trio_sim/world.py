@@ -31,7 +31,7 @@ class Clock:
 
 
 @define(eq=False, kw_only=True)
-class Request:
+class SimulatedRequest:
     """One request, and when its tokens were shown. Seconds of the virtual clock.
 
     It is the sink of its own stream: the engine sends it what a connection would be sent. A token
@@ -132,7 +132,7 @@ class World(ABC):
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.requests: list[Request] = []
+        self.requests: list[SimulatedRequest] = []
         self.ticks = 0
         self._handles: Iterator[int] = count(1)
         self._events: list[tuple[float, int, Callable[[], object]]] = []
@@ -149,9 +149,9 @@ class World(ABC):
         prompt: IntArray | None = None,
         guesses: Guesses | None = None,
         awaits: Awaits = "tokens",
-    ) -> Request:
+    ) -> SimulatedRequest:
         """Send a request now, whose `prompt` is any tokens. It generates `max_tokens` tokens."""
-        request = Request(
+        request = SimulatedRequest(
             clock=self.clock,
             handle=next(self._handles),
             client=client,
@@ -170,7 +170,7 @@ class World(ABC):
         return request
 
     @abstractmethod
-    def _send(self, request: Request) -> None:
+    def _send(self, request: SimulatedRequest) -> None:
         """Hand a request to the engine."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Final
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import SystemInfo
-from uma_trio.backend.base import ModelInfo
+from uma_trio.backend.base import ModelFacts
 from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_memory import kv_bytes
 from uma_trio.backend.placement import Placement
@@ -20,7 +20,7 @@ _META_CHARS: Final = 65536
 _TELLING: Final = ("AMX_INT8", "AVX512", "AVX2", "NEON", "SVE", "DOTPROD", "RVV", "VSX")
 
 
-def model_info(model: int, header: GgufHeader, kv_type: str) -> ModelInfo:
+def model_info(model: int, header: GgufHeader, kv_type: str) -> ModelFacts:
     """Return what the loaded model and the header of its file say."""
     text = ctypes.create_string_buffer(256)
     llama.llama_model_desc(model, text, len(text))
@@ -28,7 +28,7 @@ def model_info(model: int, header: GgufHeader, kv_type: str) -> ModelInfo:
     metadata = _metadata(model)
     size = int(llama.llama_model_size(model))
     weights = weights_read(header, size)
-    return ModelInfo(
+    return ModelFacts(
         name=metadata.get("general.name") or header.path.stem,
         description=text.value.decode("utf-8", "replace"),
         n_vocab=int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))),

@@ -68,7 +68,7 @@ class Adapter:
 
 
 @frozen
-class ModelInfo:
+class ModelFacts:
     """What is loaded, as read from the model file itself."""
 
     name: str
@@ -197,7 +197,7 @@ class Backend(Protocol):
     """One model, one KV cache, one batch."""
 
     @property
-    def model(self) -> ModelInfo:
+    def model(self) -> ModelFacts:
         """What is loaded."""
 
     @property

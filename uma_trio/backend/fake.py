@@ -25,7 +25,7 @@ from uma_trio.backend.base import (
     FloatArray,
     IntArray,
     Interrupt,
-    ModelInfo,
+    ModelFacts,
     Overlap,
     Saved,
     Traits,
@@ -94,8 +94,8 @@ def mix(history: int, token: int) -> int:
     return h ^ (h >> 32)
 
 
-def _model_info(n_ctx: int, chat_template: str | None, n_vocab: int) -> ModelInfo:
-    return ModelInfo(
+def _model_info(n_ctx: int, chat_template: str | None, n_vocab: int) -> ModelFacts:
+    return ModelFacts(
         name="fake",
         description="deterministic fake",
         n_vocab=n_vocab,

@@ -55,7 +55,7 @@ from uma_trio.backend.base import (
     DecodeStatus,
     FloatArray,
     Interrupt,
-    ModelInfo,
+    ModelFacts,
     Overlap,
     Saved,
     Traits,
@@ -98,7 +98,7 @@ class LlamaBackend:
     def __init__(
         self,
         vocabulary: LlamaVocabulary,
-        info: ModelInfo,
+        info: ModelFacts,
         context: int,
         n_slots: int,
         kv_type: str,
@@ -474,7 +474,7 @@ def _listen(log: LogSink | None) -> None:
         log("warning", "AMX was compiled by a GCC that gets it wrong; see uma-trio doctor")
 
 
-def _limits(context: int, info: ModelInfo, n_slots: int, *, whole_cache: bool) -> ContextLimits:
+def _limits(context: int, info: ModelFacts, n_slots: int, *, whole_cache: bool) -> ContextLimits:
     """Read back the real sizes of a context."""
     n_ctx = int(llama.llama_n_ctx_seq(context))
     return ContextLimits(

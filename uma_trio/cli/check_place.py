@@ -111,10 +111,10 @@ def _port(address: Address, about: str, why_not: Callable[[], str | None]) -> Fi
 def _framed(address: str) -> str | None:
     """Say why this user cannot reach the daemon on a port; None if it can."""
     from uma_trio.client import ConnectionFailed
-    from uma_trio.client.reach import Place
+    from uma_trio.client.reach import DaemonAddress
 
     try:
-        place = Place(address)
+        place = DaemonAddress(address)
         with place.new_socket() as sock:
             sock.settimeout(1)
             place.connect(sock)

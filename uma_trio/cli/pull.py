@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, REFUSED, complain, console
 from uma_trio.library.download import Download, Progress
-from uma_trio.library.hub import Hub, PullFailed, Reference, Wanted, choose, reference
+from uma_trio.library.hub import Hub, PullFailed, Reference, WantedFiles, choose, reference
 from uma_trio.library.hub_cache import CachedRepository, cache_folder
 from uma_trio.saying import size
 
@@ -61,15 +61,15 @@ def pull(
     return OK
 
 
-def _chosen(hub: Hub, asked: Reference, *, projector: bool) -> Wanted:
+def _chosen(hub: Hub, asked: Reference, *, projector: bool) -> WantedFiles:
     return choose(hub.files(asked.repository), asked.quant, projector=projector)
 
 
-def _parts(wanted: Wanted) -> str:
+def _parts(wanted: WantedFiles) -> str:
     return "1 file" if len(wanted.files) == 1 else f"{len(wanted.files)} files"
 
 
-def _against_memory(wanted: Wanted) -> str:
+def _against_memory(wanted: WantedFiles) -> str:
     """Return a sentence about this machine's memory, as far as the size of the files tells."""
     from uma_trio.backend.kv_memory import available_memory
 

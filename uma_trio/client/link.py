@@ -20,7 +20,7 @@ from uma_protocol import (
 )
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.loop import Loop, Stream
-from uma_trio.client.reach import Place
+from uma_trio.client.reach import DaemonAddress
 
 _ATTEMPTS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
@@ -72,10 +72,10 @@ class Link:
         """Connect to the daemon of this user at `path`, waiting a little if it is busy.
 
         Raises:
-            ConnectionFailed: see :class:`uma_trio.client.reach.Place`.
+            ConnectionFailed: see :class:`uma_trio.client.reach.DaemonAddress`.
         """
         await loop.checkpoint()
-        place = Place(path)
+        place = DaemonAddress(path)
         for pause in pauses():
             sock = place.new_socket()
             try:

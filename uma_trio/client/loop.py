@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from uma_trio.client.reach import Place
+from uma_trio.client.reach import DaemonAddress
 
 
 class Stream(Protocol):
@@ -53,7 +53,7 @@ class Loop(Protocol):
     async def shielded(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` to its end, or cancel it after so long. A cancellation waits for that."""
 
-    async def reach(self, place: Place, sock: socket.socket) -> Stream:
+    async def reach(self, place: DaemonAddress, sock: socket.socket) -> Stream:
         """Connect a non-blocking socket.
 
         Raises:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from uma_trio.client.loop import Stream
-from uma_trio.client.reach import TCP_S, Place
+from uma_trio.client.reach import TCP_S, DaemonAddress
 from uma_trio.client.streaming import AnyClient
 
 _RECEIVE_BYTES = 65536
@@ -81,8 +81,8 @@ class AsyncioLoop:
         if error is not None:
             raise error
 
-    async def reach(self, place: Place, sock: socket.socket) -> Stream:
-        """Connect a non-blocking socket. Raises as :meth:`Place.connect`."""
+    async def reach(self, place: DaemonAddress, sock: socket.socket) -> Stream:
+        """Connect a non-blocking socket. Raises as :meth:`DaemonAddress.connect`."""
         if not place.is_tcp:
             # sock_connect() would take a full backlog (EAGAIN) for a connection.
             place.connect(sock)

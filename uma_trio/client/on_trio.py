@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from uma_trio.client.loop import Stream
-from uma_trio.client.reach import TCP_S, Place
+from uma_trio.client.reach import TCP_S, DaemonAddress
 from uma_trio.client.streaming import AnyClient
 from uma_trio.sockets.transport import Transport
 
@@ -69,8 +69,8 @@ class TrioLoop:
         with trio.move_on_after(seconds, shield=True):
             await work()
 
-    async def reach(self, place: Place, sock: socket.socket) -> Stream:
-        """Connect a non-blocking socket. Raises as :meth:`Place.connect`."""
+    async def reach(self, place: DaemonAddress, sock: socket.socket) -> Stream:
+        """Connect a non-blocking socket. Raises as :meth:`DaemonAddress.connect`."""
         if not place.is_tcp:
             place.connect(sock)
             return TrioStream(Transport(sock))

@@ -26,7 +26,7 @@ def socket_path_of(path: str | os.PathLike[str] | None) -> str:
     return os.fspath(path or os.environ.get("UMA_SOCK") or socket_to_ask())
 
 
-class Place:
+class DaemonAddress:
     """Where a daemon serves. `token` is what its clients show: None on a Unix socket.
 
     Raises:

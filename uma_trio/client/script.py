@@ -12,7 +12,7 @@ import uma_protocol
 from uma_protocol import End, Eos, Error, Event, Role, Token
 from uma_trio.client.errors import ConnectionFailed, ServerError
 from uma_trio.client.link import parsed
-from uma_trio.client.reach import Place, socket_path_of
+from uma_trio.client.reach import DaemonAddress, socket_path_of
 from uma_trio.client.request import Chat, Params, build_request, held_back
 
 
@@ -34,7 +34,7 @@ def generate_sync(
         ConnectionFailed: no daemon serves there, another user's process does, or the connection broke.
     """
     request = build_request(prompt, messages, params)
-    place = Place(socket_path_of(socket_path))
+    place = DaemonAddress(socket_path_of(socket_path))
     protocol = uma_protocol.Connection(Role.CLIENT, token=place.token)
     with place.new_socket() as sock:
         place.connect(sock)

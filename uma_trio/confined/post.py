@@ -21,7 +21,7 @@ class Gone(Exception):
     """The worker has ended; the message says by what: :data:`.workers.OUT_OF_CPU`, or a signal, or the like."""
 
 
-class Line:
+class FrameSocket:
     """The daemon's end of a socket. `send` never waits, from any thread."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Post:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a line may be closed by the collector, anywhere
-        self._news: deque[Line] = deque()
+        self._news: deque[FrameSocket] = deque()
         self._thread: threading.Thread | None = None
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
@@ -59,18 +59,18 @@ class Post:
         self._wake.setblocking(False)
         self._closed = False
 
-    def line(self, sock: socket.socket, got: Callable[[bytes | None], None]) -> Line:
+    def line(self, sock: socket.socket, got: Callable[[bytes | None], None]) -> FrameSocket:
         """Return a line on `sock`, which is the post's from now on.
 
         `got` is called on the post's thread with each frame, and last with None once the other
         side has closed, or `close` was called.
         """
         sock.setblocking(False)
-        line = Line(self, sock, got)
+        line = FrameSocket(self, sock, got)
         self.look_at(line)
         return line
 
-    def look_at(self, line: Line) -> None:
+    def look_at(self, line: FrameSocket) -> None:
         """Have the thread see to a line."""
         self._news.append(line)
         with self._lock:
@@ -111,7 +111,7 @@ class Post:
             self._end(self._news.popleft())
         self._selector.close()
 
-    def _carried(self, line: Line, events: int) -> bool:
+    def _carried(self, line: FrameSocket, events: int) -> bool:
         """Read and write what can be; False if the other side is gone, or what it says is nonsense."""
         try:
             return (not events & selectors.EVENT_READ or self._read(line)) and (
@@ -121,7 +121,7 @@ class Post:
             logging.getLogger(__name__).exception("a line to a worker has failed")
             return False
 
-    def _see_to(self, line: Line) -> None:
+    def _see_to(self, line: FrameSocket) -> None:
         if line.ended:
             _close([fd for _, fd in line.out if fd is not None])
             line.out.clear()
@@ -134,7 +134,7 @@ class Post:
         if not self._write(line):
             self._end(line)
 
-    def _write(self, line: Line) -> bool:
+    def _write(self, line: FrameSocket) -> bool:
         """Send what can be sent; False if the other side is gone."""
         while line.out:
             data, fd = line.out.popleft()
@@ -157,7 +157,7 @@ class Post:
             self._selector.modify(line.sock, wanted, line)
         return True
 
-    def _read(self, line: Line) -> bool:
+    def _read(self, line: FrameSocket) -> bool:
         """Hand over what has come; False if the other side is gone."""
         try:
             data = line.sock.recv(_PIECE)
@@ -180,7 +180,7 @@ class Post:
             line.got(frame)
         return True
 
-    def _end(self, line: Line) -> None:
+    def _end(self, line: FrameSocket) -> None:
         if line.ended:
             return
         line.ended = True

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from uma_trio.confined.link import Ended, Kill, Start, WorkerLimits
-from uma_trio.confined.post import Gone, Line, Post
+from uma_trio.confined.post import FrameSocket, Gone, Post
 
 _ENDED: Final = msgspec.msgpack.Decoder(Ended)
 # A host that ends at once is not started again by every request.
@@ -46,7 +46,7 @@ class Worker:
         self._kill = kill
         self._lock = threading.RLock()  # a worker may be closed by the collector, anywhere
         self._waiting: deque[Future[bytes]] = deque()
-        self._line: Line | None = None
+        self._line: FrameSocket | None = None
         self._over = False
         self._why: str | None = None
 
@@ -55,7 +55,7 @@ class Worker:
         """Whether it runs, and has answered all that it was asked."""
         return not self._over and not self._waiting
 
-    def begin(self, line: Line) -> None:
+    def begin(self, line: FrameSocket) -> None:
         """Use `line`. Called once, by :class:`Workers`."""
         self._line = line
 
@@ -125,7 +125,7 @@ class Workers:
         self._numbers = itertools.count(1)
         self._post = Post()
         self._process: subprocess.Popen[bytes] | None = None
-        self._host: Line | None = None
+        self._host: FrameSocket | None = None
         self._started_at = -_RESTART_S
         self._running: dict[int, Worker] = {}
         self._closed = False

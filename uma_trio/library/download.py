@@ -18,7 +18,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from uma_trio.library.hub import Hub, HubFile, PullFailed, Wanted
+from uma_trio.library.hub import Hub, HubFile, PullFailed, WantedFiles
 from uma_trio.library.hub_cache import CachedRepository
 
 _CHUNK: Final = 1 << 20
@@ -55,7 +55,7 @@ class Download:
         self._pause = pause
         self._before = self._total = 0
 
-    def fetch(self, wanted: Wanted) -> Path:
+    def fetch(self, wanted: WantedFiles) -> Path:
         """Fetch what is missing and return the model's first file. All parts come to light together.
 
         Raises:
@@ -83,7 +83,7 @@ class Download:
             )
         return file.sha256
 
-    def _check_room(self, wanted: Wanted, names: dict[str, str]) -> None:
+    def _check_room(self, wanted: WantedFiles, names: dict[str, str]) -> None:
         """Refuse before the first byte what the disk cannot hold."""
         blobs = self._cache.folder / "blobs"
         blobs.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ class HubFile:
 
 
 @frozen
-class Wanted:
+class WantedFiles:
     """The files of one model: its parts in order, then the projector if one is wanted."""
 
     quant: str
@@ -90,7 +90,7 @@ def reference(text: str) -> Reference:
     return Reference(repository, quant)
 
 
-def choose(files: Iterable[HubFile], quant: str, *, projector: bool) -> Wanted:
+def choose(files: Iterable[HubFile], quant: str, *, projector: bool) -> WantedFiles:
     """Choose the files of one model: all parts of it, and its `projector` if that is wanted.
 
     Without `quant` it is Q4_K_M, else Q8_0, else the first. With one it may be a part of the file's name.
@@ -117,7 +117,7 @@ def choose(files: Iterable[HubFile], quant: str, *, projector: bool) -> Wanted:
     beside = [file for file in there if is_projector(file.path)] if projector else []
     bits = bits_of(chosen)
     nearest = sorted(beside, key=lambda file: abs(bits_of(quant_of(file.path)) - bits))[:1]
-    return Wanted(chosen, (*parts, *nearest))
+    return WantedFiles(chosen, (*parts, *nearest))
 
 
 def _named(models: Mapping[str, list[HubFile]], quant: str) -> str:

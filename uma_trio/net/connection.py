@@ -49,7 +49,7 @@ from uma_trio.net.relay import relay
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Refusal
-from uma_trio.service.fair import client_of, works_for
+from uma_trio.service.fair import program_of, works_for
 from uma_trio.service.places import is_quiet
 from uma_trio.service.visibility import Viewer
 from uma_trio.sockets.principal import Principal
@@ -138,7 +138,7 @@ class Connection:
 
         Cancelled, it ends what runs and closes the socket without a further word.
         """
-        works_for(client_of(self._principal, None))
+        works_for(program_of(self._principal, None))
         try:
             try:
                 with self._scope:

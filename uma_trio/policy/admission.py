@@ -12,7 +12,7 @@ from itertools import accumulate, takewhile
 from operator import attrgetter
 
 from uma_trio.policy.floor import keeps_place
-from uma_trio.policy.line import Line
+from uma_trio.policy.line import WaitingQueue
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
 # A reader that is behind for so long is away. A shorter stop is one of the machine's, and what has to
@@ -29,7 +29,7 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
     slots = state.free_slots
     if slots <= 0 or not state.waiting:
         return ()
-    chosen = Line(state, slots).in_order(slots, state.free_cells)
+    chosen = WaitingQueue(state, slots).in_order(slots, state.free_cells)
     return tuple([waiting.key for waiting in chosen])
 
 
@@ -135,7 +135,7 @@ def _making_room(
     smallest = _smallest(state.waiting)
     # How many slots are free matters only to a request that was preempted.
     matters = any(waiting.preempted for waiting in state.waiting)
-    lines: dict[bool, Line] = {}
+    lines: dict[bool, WaitingQueue] = {}
     if not in_order:
         could = sorted(could, key=lambda held: (held.computed, -held.key))
     for going, freed in _choices(could):
@@ -147,7 +147,7 @@ def _making_room(
             continue
         several = matters and slots > 1
         if several not in lines:
-            lines[several] = Line(state, slots)
+            lines[several] = WaitingQueue(state, slots)
         if _gets_in(lines[several], slots, cells, is_for, least.cells):
             return tuple(held.key for held in going)
     return ()
@@ -161,7 +161,7 @@ def _choices(could: Sequence[Holder]) -> Iterator[tuple[Sequence[Holder], int]]:
 
 
 def _gets_in(
-    line: Line, slots: int, cells: int, is_for: Callable[[Waiting], bool], least: int
+    line: WaitingQueue, slots: int, cells: int, is_for: Callable[[Waiting], bool], least: int
 ) -> bool:
     """Whether somebody whom room `is_for` gets a place, who need `least` cells or more."""
     if line.keeps_out(cells):

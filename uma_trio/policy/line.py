@@ -84,7 +84,7 @@ class _Room:
         return min(found, key=lambda pair: _rank(pair[0], pair[1], self.running))[1]
 
 
-class Line:
+class WaitingQueue:
     """Those that wait for a place, where at least `slots` are free."""
 
     def __init__(self, state: AdmissionState, slots: int) -> None:

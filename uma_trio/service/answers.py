@@ -19,8 +19,7 @@ from uma_trio.engine.messages import Finished, FinishReason, StreamItem
 from uma_trio.service.ask import Ask, Door, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
 from uma_trio.service.directory import Awaited
-from uma_trio.service.generation import AnswerModel, Generation
-from uma_trio.service.generation import Host as AnswerHost
+from uma_trio.service.generation import AnswerHost, AnswerModel, Generation
 from uma_trio.service.holding import Uses
 from uma_trio.service.stream import Reader
 from uma_trio.text.asked import Prepared
@@ -51,7 +50,7 @@ class RequestModel(AnswerModel, Protocol):
         """Return the text of one token."""
 
 
-class Host(AnswerHost, Protocol):
+class RequestHost(AnswerHost, Protocol):
     """The part of the service that one request needs."""
 
     draining: bool
@@ -87,7 +86,11 @@ class Answers:
     """
 
     def __init__(
-        self, service: Host, asks: Sequence[Ask], origin: Origin, served: RequestModel | None = None
+        self,
+        service: RequestHost,
+        asks: Sequence[Ask],
+        origin: Origin,
+        served: RequestModel | None = None,
     ) -> None:
         self._service = service
         self._served = served

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
-from uma_trio.service.fair import Client, FairPlaces, Place, RunBlocking
+from uma_trio.service.fair import FairLimiter, FairPlaces, RunBlocking, UserProgram
 from uma_trio.text.patience import Patience, patient
 from uma_trio.text.shape import NotChecked, Unconstrainable
 
@@ -30,7 +30,7 @@ _TOO_LONG: Final = f"takes longer than {COMPILE_S:g} s to be compiled; simplify 
 class RunFor(Protocol):
     """Runs a slow function for a client without holding up the event loop."""
 
-    def __call__(self, function: Callable[[], Answer], client: Client, /) -> Awaitable[Answer]:
+    def __call__(self, function: Callable[[], Answer], client: UserProgram, /) -> Awaitable[Answer]:
         """Return the function's result or raise its exception. If cancelled, abandon it.
 
         Raises:
@@ -39,10 +39,10 @@ class RunFor(Protocol):
         """
 
 
-class _Turn(Place):
+class _Turn(FairLimiter):
     """A place for one request, whose time to compile begins with it."""
 
-    def __init__(self, places: FairPlaces, client: Client, scope: trio.CancelScope) -> None:
+    def __init__(self, places: FairPlaces, client: UserProgram, scope: trio.CancelScope) -> None:
         super().__init__(places, client)
         self._scope = scope
         self.patience = Patience()
@@ -64,7 +64,7 @@ def in_fair_threads(places: FairPlaces | None = None) -> RunFor:
     """
     shared = places or FairPlaces(_PLACES)
 
-    async def run(function: Callable[[], Answer], client: Client, /) -> Answer:
+    async def run(function: Callable[[], Answer], client: UserProgram, /) -> Answer:
         with trio.CancelScope() as scope:
             turn: Any = _Turn(shared, client, scope)
 
@@ -85,7 +85,7 @@ def in_fair_threads(places: FairPlaces | None = None) -> RunFor:
 def unqueued(run_blocking: RunBlocking) -> RunFor:
     """Return a :class:`RunFor` without places: for a service with few clients, and for tests."""
 
-    async def run(function: Callable[[], Answer], client: Client, /) -> Answer:
+    async def run(function: Callable[[], Answer], client: UserProgram, /) -> Answer:
         with trio.move_on_after(COMPILE_S):
             return await run_blocking(function)
         raise Unconstrainable(_TOO_LONG)

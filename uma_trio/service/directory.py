@@ -23,7 +23,7 @@ class Awaited(Protocol):
         """What a request for it waits for, as a sentence without an end; "" where it is loaded."""
 
 
-class Request(Protocol):
+class RunningRequest(Protocol):
     """A running request, as far as tasks other than its reader may use it."""
 
     @property
@@ -72,7 +72,7 @@ class Named:
     model: str | None = None
 
 
-def _named(request: Request) -> Named:
+def _named(request: RunningRequest) -> Named:
     origin = request.origin
     return Named(origin.name, origin.app, request.choice, origin.principal, request.model)
 
@@ -81,25 +81,25 @@ class Directory:
     """All running requests by handle, and the names of the latest ones that ended."""
 
     def __init__(self) -> None:
-        self._running: dict[int, Request] = {}
+        self._running: dict[int, RunningRequest] = {}
         self._past: dict[int, Named] = {}
         self._empty: trio.Event | None = None
         self._first: trio.Event | None = None
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[RunningRequest]:
         return iter(tuple(self._running.values()))
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: RunningRequest) -> None:
         """Add a request."""
         self._running[request.handle] = request
         if self._first is not None:
             self._first.set()
             self._first = None
 
-    def remove(self, request: Request) -> bool:
+    def remove(self, request: RunningRequest) -> bool:
         """Remove a request whose reader has finished. Idempotent; whether it was there."""
         if self._running.pop(request.handle, None) is None:
             return False
@@ -111,7 +111,7 @@ class Directory:
             self._empty = None
         return True
 
-    def get(self, handle: int) -> Request | None:
+    def get(self, handle: int) -> RunningRequest | None:
         """Return the request with this handle."""
         return self._running.get(handle)
 

@@ -14,26 +14,26 @@ from uma_trio.sockets.principal import Principal
 Answer = TypeVar("Answer")
 
 
-class Client(NamedTuple):
+class UserProgram(NamedTuple):
     """Who has work done: a user as :class:`Principal` attests it, and one of its programs."""
 
     user: str
     program: str
 
 
-def client_of(principal: Principal, app: str | None) -> Client:
+def program_of(principal: Principal, app: str | None) -> UserProgram:
     """Return the client of a request. What a program calls itself divides its user's places only.
 
     Clients that close at once, so that the kernel does not tell their user, are one user together.
     """
-    return Client(principal.counts_as, app or str(principal.pid))
+    return UserProgram(principal.counts_as, app or str(principal.pid))
 
 
-THE_DAEMON: Final = Client("", "")
-_ASKING: ContextVar[Client] = ContextVar("asking", default=THE_DAEMON)
+THE_DAEMON: Final = UserProgram("", "")
+_ASKING: ContextVar[UserProgram] = ContextVar("asking", default=THE_DAEMON)
 
 
-def works_for(client: Client) -> None:
+def works_for(client: UserProgram) -> None:
     """Say for whom this task, and those that it starts from now on, have work done in helper threads."""
     _ASKING.set(client)
 
@@ -58,11 +58,11 @@ class FairPlaces:
     def __init__(self, n: int) -> None:
         self._free = n
         self._most_of_user = max(1, n - 1)
-        self._held: set[Client] = set()
+        self._held: set[UserProgram] = set()
         self._users: Counter[str] = Counter()
-        self._waiting: OrderedDict[Client, deque[trio.Event]] = OrderedDict()
+        self._waiting: OrderedDict[UserProgram, deque[trio.Event]] = OrderedDict()
 
-    async def acquire(self, client: Client) -> None:
+    async def acquire(self, client: UserProgram) -> None:
         """Wait for a place. If cancelled, none is taken."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if client not in self._waiting and self._may(client):
@@ -79,7 +79,7 @@ class FairPlaces:
                 self._leave(client, turn)
             raise
 
-    def release(self, client: Client) -> None:
+    def release(self, client: UserProgram) -> None:
         """Give a place back."""
         self._free += 1
         self._held.discard(client)
@@ -88,7 +88,7 @@ class FairPlaces:
             del self._users[client.user]
         self._grant()
 
-    def _may(self, client: Client) -> bool:
+    def _may(self, client: UserProgram) -> bool:
         """Whether a client may have a place now."""
         return (
             self._free > 0
@@ -96,12 +96,12 @@ class FairPlaces:
             and self._users[client.user] < self._most_of_user
         )
 
-    def _take(self, client: Client) -> None:
+    def _take(self, client: UserProgram) -> None:
         self._free -= 1
         self._held.add(client)
         self._users[client.user] += 1
 
-    def _leave(self, client: Client, turn: trio.Event) -> None:
+    def _leave(self, client: UserProgram, turn: trio.Event) -> None:
         self._waiting[client].remove(turn)
         if not self._waiting[client]:
             del self._waiting[client]
@@ -118,10 +118,10 @@ class FairPlaces:
                 self._waiting[client] = turns  # behind the others
 
 
-class Place:
+class FairLimiter:
     """A place of one client, as :func:`trio.to_thread.run_sync` takes and gives back a limiter's."""
 
-    def __init__(self, places: FairPlaces, client: Client) -> None:
+    def __init__(self, places: FairPlaces, client: UserProgram) -> None:
         self._places = places
         self._client = client
 
@@ -143,7 +143,7 @@ def in_threads(n: int) -> RunBlocking:
     places = FairPlaces(n)
 
     def run(function: Callable[[], Answer], /) -> Awaitable[Answer]:
-        limiter: Any = Place(places, _ASKING.get())
+        limiter: Any = FairLimiter(places, _ASKING.get())
         return trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
 
     return run

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
-from uma_trio.service.places import Place, makes_room
+from uma_trio.service.places import Occupant, makes_room
 from uma_trio.service.telemetry import Log, Telemetry
 from uma_trio.sockets.arrivals import Arrivals
 from uma_trio.sockets.peers import is_gone, will_send_no_more
@@ -41,7 +41,7 @@ class Accepts(Protocol):
         """Accept no more. Idempotent."""
 
 
-class Listener(Accepts, Protocol):
+class FrontListener(Accepts, Protocol):
     """One listening socket.
 
     `sock` and the lock of its name, -1 if it has none, can be handed to another daemon.
@@ -62,7 +62,7 @@ class Listener(Accepts, Protocol):
         """Leave its name to who has the socket now."""
 
 
-class Session(Place, Protocol):
+class FrontConnection(Occupant, Protocol):
     """An accepted client."""
 
     async def run(self) -> None:
@@ -81,7 +81,7 @@ class Session(Place, Protocol):
         """Close the connection, which is idle, for another client; the client is told. Idempotent."""
 
 
-S = TypeVar("S", bound=Session)
+S = TypeVar("S", bound=FrontConnection)
 
 
 class Front(ABC, Generic[S]):

@@ -48,7 +48,7 @@ class AnswerModel(Protocol):
     debts: dict[str, float]
 
 
-class Host(Protocol):
+class AnswerHost(Protocol):
     """The part of the service that one answer needs."""
 
     telemetry: Telemetry
@@ -73,7 +73,7 @@ class Generation:
 
     def __init__(
         self,
-        service: Host,
+        service: AnswerHost,
         handle: int,
         ask: Ask,
         origin: Origin,

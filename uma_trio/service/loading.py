@@ -10,7 +10,7 @@ import trio
 from uma_trio.engine.messages import SequenceReport, Snapshot
 from uma_trio.engine.records import CellReport, Recorded, RequestRecord, Wait
 from uma_trio.service.ask import Origin
-from uma_trio.service.directory import Awaited, Directory, Request
+from uma_trio.service.directory import Awaited, Directory, RunningRequest
 from uma_trio.words import Lane
 
 _MOST: Final = 256  # described at once, as many as an engine describes
@@ -77,13 +77,13 @@ def recorded(directory: Directory, now: float, handle: int | None) -> Recorded:
     return Recorded(now, tuple(found[:_MOST]), ())
 
 
-def _waiting(directory: Directory) -> Iterator[tuple[Request, str]]:
+def _waiting(directory: Directory) -> Iterator[tuple[RunningRequest, str]]:
     for request in directory:
         if request.awaited is not None and (wait := request.awaited.wait):
             yield request, wait
 
 
-def _report(request: Request, wait: str, now: float) -> SequenceReport:
+def _report(request: RunningRequest, wait: str, now: float) -> SequenceReport:
     age_s = now - request.arrived
     return SequenceReport(
         request.handle, "queued", request.lane, 0, 0, 0, 0.0, age_s, waits=Wait(wait)

@@ -12,7 +12,7 @@ GRACE_S = 1.0
 OVER_SHARE_GRACE_S = 0.1
 
 
-class Place(Protocol):
+class Occupant(Protocol):
     """A connection, as far as its place is concerned."""
 
     @property
@@ -24,10 +24,10 @@ class Place(Protocol):
         """Since when its client has sent nothing while it owes the next byte; None otherwise."""
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=Occupant)
 
 
-def is_quiet(place: Place, now: float, grace_s: float = GRACE_S) -> bool:
+def is_quiet(place: Occupant, now: float, grace_s: float = GRACE_S) -> bool:
     """Whether a connection has been idle for so long that its client is hardly about to ask."""
     since = place.idle_since
     return since is not None and now - since >= grace_s

@@ -9,7 +9,7 @@ from typing import Final, TypeVar, cast
 import numpy as np
 
 from uma_protocol.errors import Code
-from uma_trio.backend.base import IntArray, ModelInfo
+from uma_trio.backend.base import IntArray, ModelFacts
 from uma_trio.engine.inbox import EngineStopped, Inbox
 from uma_trio.engine.messages import Explain, Prefix, Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded, TickRecord
@@ -25,7 +25,7 @@ from uma_trio.service.checks import (
 )
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
 from uma_trio.service.compiling import RunFor, unqueued
-from uma_trio.service.fair import Client, RunBlocking, client_of
+from uma_trio.service.fair import RunBlocking, UserProgram, program_of
 from uma_trio.service.holding import Uses
 from uma_trio.service.pulse import Pulse
 from uma_trio.service.snapshots import Snapshots
@@ -63,7 +63,7 @@ class ServedModel:
     def __init__(
         self,
         *,
-        model: ModelInfo,
+        model: ModelFacts,
         slots: int,
         bounds: Bounds,
         front_end: FrontEnd,
@@ -94,7 +94,7 @@ class ServedModel:
     def _compiling_by(self, run: RunFor) -> RunFor:
         """Return what compiles as `run` does, and uses the model meanwhile."""
 
-        async def run_using(function: Callable[[], Answer], client: Client, /) -> Answer:
+        async def run_using(function: Callable[[], Answer], client: UserProgram, /) -> Answer:
             return await self.uses.during(lambda call: run(call, client))(function)
 
         return run_using
@@ -130,7 +130,7 @@ class ServedModel:
             Refusal: the model does not support the request, a constraint cannot be enforced, or its
                 compilation takes too long.
         """
-        client, whose = client_of(origin.principal, origin.app), whose_texts(ask, origin)
+        client, whose = program_of(origin.principal, origin.app), whose_texts(ask, origin)
         preparation = Preparation(
             *(self._front_end, ask.prompt),
             shape=ask.shape,

@@ -20,7 +20,7 @@ from uma_trio.engine.records import PrefixReport, Recorded
 from uma_trio.service import loading
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
-from uma_trio.service.directory import Directory, Request
+from uma_trio.service.directory import Directory, RunningRequest
 from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.playout import Playout
@@ -415,7 +415,7 @@ class Service:
             generation.end()
         return generation is not None
 
-    def _changeable(self, handle: int, by: Principal) -> Request | None:
+    def _changeable(self, handle: int, by: Principal) -> RunningRequest | None:
         generation = self.directory.get(handle)
         if generation is not None and not by.may_change(generation.origin.principal):
             raise Refusal(Code.E_AUTH_002, _NOT_YOURS)

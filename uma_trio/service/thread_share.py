@@ -16,7 +16,7 @@ from typing import Final
 import trio
 from attrs import define, field
 
-from uma_trio.service.fair import Client
+from uma_trio.service.fair import UserProgram
 from uma_trio.service.passes import Passes
 from uma_trio.service.questions import Questions
 
@@ -55,7 +55,7 @@ class ThreadShare:
         self._queue = Questions(clock, busy, pause=PAUSE)
         self._passes = Passes(AT_ONCE)
 
-    async def spend(self, client: Client, seconds: float) -> None:
+    async def spend(self, client: UserProgram, seconds: float) -> None:
         """Count work for a client that was done, and let other tasks run; wait if its user did too much.
 
         Cancelled, it is counted all the same.
@@ -94,7 +94,7 @@ class Meter:
     share: ThreadShare
     _spent_s: float = field(default=0.0, init=False)
 
-    async def chunk(self, client: Client) -> None:
+    async def chunk(self, client: UserProgram) -> None:
         """Count a chunk that was read; other tasks have their turn once a slice is full."""
         self._spent_s += CHUNK_S
         if self._spent_s >= SLICE_S:

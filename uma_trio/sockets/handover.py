@@ -208,7 +208,7 @@ class Asked:
         return True
 
 
-class Taken:
+class TakenSockets:
     """The new daemon's end: the sockets, and the way to say that they can be served. Close it."""
 
     def __init__(self, handed: Sequence[Handed], channel: trio.socket.SocketType) -> None:
@@ -259,7 +259,7 @@ async def gives(path: str) -> bool:
     return True
 
 
-async def take_over(path: str) -> Taken | None:
+async def take_over(path: str) -> TakenSockets | None:
     """Take the sockets of the daemon that serves on `path`; None if none does that could give them.
 
     None, too, if it ends first, or hands over to another one. The caller owns the sockets and the locks.
@@ -290,7 +290,7 @@ async def take_over(path: str) -> Taken | None:
     if handed is None:
         channel.close()
         return None
-    return Taken(handed, channel)
+    return TakenSockets(handed, channel)
 
 
 async def _reached(path: str) -> trio.socket.SocketType | None:

@@ -12,7 +12,7 @@ from uma_trio.policy.deadline import deadline
 from uma_trio_sim.fleet.node import Job, Rates
 from uma_trio_sim.machine import Profile
 from uma_trio_sim.simulation import LIMITS, Simulation
-from uma_trio_sim.world import Request
+from uma_trio_sim.world import SimulatedRequest
 
 _STREAMS: Final = (0, 1, 2, 4, 8, 12)
 _PROMPT: Final = 4096
@@ -37,7 +37,7 @@ def ttft_of_engine(profile: Profile, jobs: Sequence[Job], slots: int) -> list[fl
     """
     limits = evolve(LIMITS, n_slots=slots + 1, n_ctx=_CELLS, n_ctx_seq=_CELLS, n_rows=slots + 1)
     simulation = Simulation(deadline, profile=profile, limits=limits)
-    sent: list[Request] = []
+    sent: list[SimulatedRequest] = []
 
     def send(client: int, job: Job) -> None:
         tokens = max(1, job.asked.prompt - job.cached)
@@ -62,12 +62,12 @@ def _measured(profile: Profile, n: int) -> tuple[float, float, float]:
     return _PROMPT / prompt.ttft_s, alone, busy
 
 
-def _shortest(streams: Sequence[Request]) -> int:
+def _shortest(streams: Sequence[SimulatedRequest]) -> int:
     return min((len(stream.computed_times) for stream in streams), default=_WARM + _TOKENS)
 
 
 def _each_s(
-    simulation: Simulation, streams: Sequence[Request], is_over: Callable[[], bool]
+    simulation: Simulation, streams: Sequence[SimulatedRequest], is_over: Callable[[], bool]
 ) -> float:
     """Return the seconds of a token of each stream until something is over."""
     began = simulation.clock()

@@ -29,7 +29,7 @@ from uma_trio.http.wire.proxies import behind, for_proxy, is_listed
 from uma_trio.http.wire.router import Route, Router
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Refusal
-from uma_trio.service.fair import client_of, works_for
+from uma_trio.service.fair import program_of, works_for
 from uma_trio.service.places import is_quiet
 from uma_trio.service.thread_share import HEAD_S, Meter
 from uma_trio.sockets.principal import Principal
@@ -168,7 +168,7 @@ class Connection:
                     await share.turn()  # hundreds may leave at once
                     return
                 self._answering = True
-                await share.spend(client_of(self._principal, label(head)), HEAD_S)
+                await share.spend(program_of(self._principal, label(head)), HEAD_S)
                 await self._exchange(head)
             except Fault as fault:
                 self._refuse(fault)
@@ -215,7 +215,7 @@ class Connection:
             self._watches = route.watches
             principal = guard.admit(head, self._settings, route.access, self._peer(head))
             caller = Caller(principal, label(head))
-            works_for(client_of(caller.principal, caller.app))
+            works_for(program_of(caller.principal, caller.app))
             with self._holding_body():
                 request = Request(head, caller, number)
                 # No variable here or in a caller holds the body: it is freed once it is decoded.
@@ -354,7 +354,7 @@ class Connection:
         body = bytearray()
         began = self._incoming.waits_since = trio.current_time()
         between_chunks = chunked = "transfer-encoding" in head.headers
-        client = client_of(self._principal, label(head))
+        client = program_of(self._principal, label(head))
         while True:
             if between_chunks:
                 check_trailers(self._http.trailing_data[0])

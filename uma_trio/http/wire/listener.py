@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from uma_trio.service.front import Listener
+from uma_trio.service.front import FrontListener
 from uma_trio.sockets import listener as unix
 from uma_trio.sockets.address import Address
 from uma_trio.sockets.port import TcpListener, bound
@@ -15,7 +15,7 @@ from uma_trio.sockets.port import TcpListener, bound
 @contextmanager
 def listening(
     address: Address, inherited: socket.socket | None = None, lock_fd: int = -1
-) -> Iterator[Listener]:
+) -> Iterator[FrontListener]:
     """Listen on an address until the block ends; an `inherited` socket does so already.
 
     With `lock_fd`, the lock of its name, it is ours from now on.
