@@ -15,7 +15,6 @@ from uma_trio.backend._llama_options import (
     chosen_flash,
     flash_is_open,
     room_for_context,
-    subject,
 )
 from uma_trio.backend.attention import (
     CHAT,
@@ -32,18 +31,14 @@ from uma_trio.backend.attention import (
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.placement import Placement
-from uma_trio.cli.checks import check_model
-from uma_trio.config.options import Config
 from uma_trio.costing.attention import (
     Timed,
     attention_file,
     flash_is_faster,
-    in_words,
     recall,
     remember,
 )
 from uma_trio.costing.neighbours import CpuTimes
-from uma_trio.machine import physical_cores
 from uma_trio.models import bundled_model
 
 MODEL = Subject("a model", 1000, "k=f16,v=f16", 2, "1.0")
@@ -198,7 +193,7 @@ def test_a_machine_that_is_never_quiet_is_measured_at_three_starts() -> None:
     timed = recall(MODEL)
     assert timed is not None
     assert timed.seconds == both(0.5)
-    assert "next start" not in in_words(timed)
+    assert timed.is_final
 
 
 def test_a_measurement_that_finds_nothing_is_not_remembered() -> None:
@@ -246,27 +241,3 @@ def test_a_machine_without_room_is_not_measured(
     assert left == 1 << 20
     assert not flash_is_open("auto", header, CPU, **SIZES, room=left)
     assert chosen_flash("auto", header, CPU, **SIZES, room=left) == FLASH_LEFT
-
-
-def said(**options: object) -> str:
-    """Return what `doctor` says of attention, on a machine without a GPU."""
-    return next(f.what for f in check_model(Config(**options)) if f.about == "attention")  # type: ignore[arg-type]
-
-
-def test_doctor_says_what_was_chosen_and_why(header: GgufHeader) -> None:
-    """The times are those of the daemon with the same settings; nothing is measured for it."""
-    assert "the first start of the daemon measures" in said()
-    assert said(flash_attention="on") == "with flash attention, because of --flash-attention on"
-    assert (
-        said(flash_attention="off") == "without flash attention, because of --flash-attention off"
-    )
-    assert said(kv_type="q8_0") == "with flash attention if llama.cpp can use it"
-    mine = subject(header, "f16", physical_cores())
-    for on, words in ((0.5, "with"), (2.0, "without")):
-        timed = Timed(both(on))
-        remember(mine, timed)
-        assert said() == f"{words} flash attention: {in_words(timed)}"
-        assert "measured here" in said()
-    remember(mine, Timed(both(2.0), 0.4))
-    assert said().endswith("beside other programs (40%); the next start measures again")
-    assert "first start" in said(threads=physical_cores() + 1)

@@ -14,7 +14,7 @@ from uma_trio.backend.base import ModelError
 from uma_trio.backend.llama import LlamaBackend
 from uma_trio.backend.llama_probe import estimate
 from uma_trio.backend.needs import OURS, PROCESS, Estimate, Needs, Question
-from uma_trio.cli.check_memory import check_memory
+from uma_trio.cli.checks import check_memory
 from uma_trio.config.models import ModelSpec
 from uma_trio.config.options import Config
 

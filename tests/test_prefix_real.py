@@ -66,24 +66,23 @@ def test_every_kind_of_memory_answers_the_same_with_the_cache(shape: Shape, tmp_
     assert conversation(path, 16 << 20) == conversation(path, 0)
 
 
+NO_WAY = "off: the model's state cannot go back to an earlier token"
+
+
 @pytest.mark.parametrize(
     ("preset", "says"),
-    [
-        ("tiny", "on; saved prefixes take up to"),
-        ("window-tiny", "some layers have a window of 32 tokens, which must be complete"),
-        ("recurrent-tiny", "state cannot go back to an earlier token"),
-        ("hybrid-tiny", "state cannot go back to an earlier token"),
-    ],
+    [("tiny", []), ("window-tiny", []), ("recurrent-tiny", [NO_WAY]), ("hybrid-tiny", [NO_WAY])],
 )
-def test_doctor_says_what_the_memory_itself_says(preset: str, says: str, tmp_path: Path) -> None:
+def test_doctor_says_what_the_memory_itself_says(
+    preset: str, says: list[str], tmp_path: Path
+) -> None:
     """By the file alone what the backend finds out by asking the memory."""
     path = write_model(tmp_path / "model.gguf", PRESETS[preset])
     backend = LlamaBackend.load(path, n_ctx=512, n_slots=2, n_batch=64, threads=1)
     assert attention_only(read_header(path)) is backend.limits.can_go_back
     backend.close()
-    (found,) = (f for f in check_model(Config(model=path)) if f.about == "prefix cache")
-    assert found.weight == "ok"
-    assert says in found.what
+    found = check_model(Config(model=path))
+    assert [each.what for each in found if each.about == "prefix cache"] == says
 
 
 @pytest.mark.parametrize("preset", ["recurrent-tiny", "hybrid-tiny"])

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,7 @@ from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cor
 from uma_trio.saying import size
 
 if TYPE_CHECKING:
-    from uma_trio.backend.gguf_header import GgufHeader
+    from uma_trio.backend.needs import Estimate
     from uma_trio.backend.placement import Placement
 
 Weight = Literal["ok", "slow", "blocks"]
@@ -36,7 +37,6 @@ _FEATURES = {
     "avx512f": "AVX512",
     "avx512_vnni": "AVX512_VNNI",
     "avx512_bf16": "AVX512_BF16",
-    "amx_int8": "AMX_INT8",
     "asimddp": "DOTPROD",
     "i8mm": "MATMUL_INT8",
     "sve": "SVE",
@@ -44,6 +44,10 @@ _FEATURES = {
 # Device files that only a GPU's driver makes, and how llama.cpp is compiled for it.
 _GPU_FILES = {"dev/nvidiactl": "-DGGML_CUDA=on", "dev/kfd": "-DGGML_HIP=on"}
 _REBUILD = "rm -r .venv ~/.cache/uma-trio/wheels && make setup"
+_SHAPES_FIX = (
+    "schemas, grammars and tools are refused until it can; look for a limit on processes (ulimit -u) "
+    "or memory (ulimit -v), or a sandbox that forbids to start programs"
+)
 _PROBE = (
     "import attrs, json, sys\n"
     "from uma_trio.backend.llama import system_info\n"
@@ -131,27 +135,15 @@ def compare_features(
     unused = [ours for kernel, ours in _FEATURES.items() if kernel in present and ours not in used]
     found = [Finding("CPU features", "ok", f"in use: {' '.join(used) or 'none'}")]
     if compiled.get("AMX_INT8") == "miscompiled":
-        unused.remove("AMX_INT8")
         what = "compiled with a GCC that miscompiles AMX, so AMX and repacking are disabled"
         fix = "use GCC 12.4, 13.3, 14 or clang, or build without AMX as `make setup` does"
         found.append(Finding("CPU features", "slow", what, fix))
-    if "AMX_INT8" in unused:
-        # Deliberate where setup.py met a compiler that gets AMX wrong.
-        unused.remove("AMX_INT8")
-        found.append(
-            Finding("CPU features", "ok", "the processor has AMX; the build does not use it")
-        )
-    if unused and packaged:
-        what = f"no packaged variant uses all that this processor has: {' '.join(unused)}"
-        fix = "measure the build that is compiled here: pip install 'uma-trio[source]', --llama llama_cpp"
-        found.append(Finding("CPU features", "ok", what, fix))
-    elif unused:
-        what = f"not used by this build, which is slower for it: {' '.join(unused)}"
+    if unused:
         fix = f"unset SOURCE_DATE_EPOCH and GGML_NATIVE=OFF in CMAKE_ARGS, then {_REBUILD}"
-        found.append(Finding("CPU features", "slow", what, fix))
-    if os.environ.get("SOURCE_DATE_EPOCH"):
-        what = "SOURCE_DATE_EPOCH is set: a build of llama.cpp would use no CPU features"
-        found.append(Finding("build", "slow", what, "unset SOURCE_DATE_EPOCH before building"))
+        if packaged:
+            fix = "measure one that is compiled here: pip install 'uma-trio[source]', --llama llama_cpp"
+        what = f"not used by this build: {' '.join(unused)}"
+        found.append(Finding("CPU features", "ok" if packaged else "slow", what, fix))
     return found
 
 
@@ -177,89 +169,25 @@ def check_policy(config: Config) -> list[Finding]:
 
 
 def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
-    """See whether the model is one, and where its layers go. Whether it fits :mod:`check_memory` sees.
-
-    `devices` are those that layers can be offloaded to.
-    """
-    from uma_trio.backend._llama_options import FLASH_OFF, context_bytes
+    """See whether the model is one, and where its layers go; `devices` are those that layers can be offloaded to."""
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
-    from uma_trio.backend.kv_memory import N_BATCH, kv_bytes
+    from uma_trio.backend.kv_memory import attention_only
     from uma_trio.backend.placement import Placement
     from uma_trio.wiring import model_path
 
-    n_ctx, kv_type = config.n_ctx, config.kv_type
     try:
         path = model_path(config)
         header = read_header(path)
         placement = Placement.of(header.number("block_count"), devices, config.gpu_layers)
-        flash, attention = _attention(config, header, placement)
     except ModelError as error:
         return [Finding("model", "blocks", str(error))]
-    cells = kv_bytes(header, n_ctx, kv_type)
-    context = context_bytes(header, n_ctx, N_BATCH, kv_type, flash)
-    parts = f"a file of {size(header.size_bytes)}, {size(cells)} of KV cache"
-    if flash == FLASH_OFF:
-        parts += f", {size(context - cells)} of attention's scores"
-    found = [
-        Finding("model", "ok", f"{path}: {parts}"),
-        _layers(placement, config, devices),
-        attention,
-    ]
-    return [*found, _prefix_cache(config, header), *_check_mlock(config, header.size_bytes)]
-
-
-def _attention(config: Config, header: GgufHeader, placement: Placement) -> tuple[int, Finding]:
-    """Return what llama.cpp is told of flash attention, and say why. Measures nothing."""
-    from uma_trio.backend._llama_options import (
-        FLASH_OFF,
-        FLASH_ON,
-        chosen_flash,
-        flash_is_open,
-        room_for_context,
-        subject,
-    )
-    from uma_trio.backend.attention import prefers_flash
-    from uma_trio.backend.kv_memory import N_BATCH
-    from uma_trio.costing.attention import in_words, recall
-
-    wanted, kv_type = config.flash_attention, config.kv_type
-    sizes = {"n_ctx": config.n_ctx, "n_batch": N_BATCH}
-    room = room_for_context(header, placement)
-    is_open = flash_is_open(wanted, header, placement, **sizes, kv_type=kv_type, room=room)
-    threads = config.threads or physical_cores()
-    timed = recall(subject(header, kv_type, threads)) if is_open else None
-    faster = None if timed is None else prefers_flash(timed.seconds)
-    flash = chosen_flash(
-        wanted, header, placement, **sizes, kv_type=kv_type, room=room, faster=faster
-    )
-    what = {FLASH_OFF: "without flash attention", FLASH_ON: "with flash attention"}.get(
-        flash, "with flash attention if llama.cpp can use it"
-    )
-    if wanted != "auto":
-        what += f", because of --flash-attention {wanted}"
-    elif timed is not None:
-        what += f": {in_words(timed)}"
-    elif is_open:
-        what = "with or without flash attention: the first start of the daemon measures which is faster"
-    return flash, Finding("attention", "ok", what)
-
-
-def _prefix_cache(config: Config, header: GgufHeader) -> Finding:
-    """Say what of a prompt can be used again, by the kind of the model's memory."""
-    from uma_trio.backend.kv_memory import attention_only, sliding_window
-    from uma_trio.wiring import prefix_bytes
-
-    budget = prefix_bytes(config)
-    if not budget:
-        return Finding("prefix cache", "ok", "off, because of --prefix-ram 0")
+    found = [Finding("model", "ok", f"{path}: a file of {size(header.size_bytes)}")]
+    found += [_layers(placement, config, devices), *_check_mlock(config, header.size_bytes)]
     if not attention_only(header):
         what = "off: the model's state cannot go back to an earlier token"
-        return Finding("prefix cache", "ok", what)
-    what = f"on; saved prefixes take up to {size(budget)}"
-    if window := sliding_window(header):
-        what += f"; some layers have a window of {window} tokens, which must be complete"
-    return Finding("prefix cache", "ok", what)
+        found.append(Finding("prefix cache", "ok", what))
+    return found
 
 
 def _layers(placement: Placement, config: Config, devices: Sequence[str]) -> Finding:
@@ -290,6 +218,74 @@ def _check_mlock(config: Config, weights: int) -> list[Finding]:
         return [Finding("mlock", "ok", "the limit on locked memory is high enough")]
     what = f"--mlock needs {size(weights)} of locked memory, the limit is {size(soft)}"
     return [Finding("mlock", "slow", what, "ulimit -l unlimited, or omit --mlock")]
+
+
+def check_memory(configs: Sequence[Config]) -> list[Finding]:
+    """See what each model takes and with which context it fits; and whether those loaded at start fit together."""
+    from uma_trio.backend.base import ModelError
+    from uma_trio.backend.kv_memory import available_memory
+    from uma_trio.wiring import estimate
+
+    room = available_memory()
+    found, together = [], 0
+    for config in configs:
+        name = config.alias[0] if config.alias else str(config.model)
+        about = "memory" if len(configs) == 1 else f"memory of {name}"
+        try:
+            needed = estimate(config)
+        except ModelError as error:
+            found.append(Finding(about, "blocks", str(error)))
+            continue
+        if config is configs[0] or config.load == "start":
+            together += needed.least.private
+        found.append(_judged(about, needed, room))
+    if len(configs) > 1 and room is not None and together > room:
+        what = f"the models that are loaded at start need {size(together)}, only {size(room)} available"
+        fix = "give some of them `load: on-demand`, a smaller n_ctx or a smaller kv_type"
+        found.append(Finding("memory of all", "blocks", what, fix))
+    return found
+
+
+def _judged(about: str, needed: Estimate, room: int | None) -> Finding:
+    need, least = needed.needs, needed.least
+    what = (
+        f"{size(need.total)} needed: {size(need.own + need.mapped)} of weights, {size(need.kv)} of KV cache, "
+        f"{size(need.compute)} to compute with"
+    )
+    if need.device:
+        what += f"; {size(need.device)} on the GPU"
+    if room is None:
+        return Finding(about, "ok", what)
+    most = needed.largest_context(room)
+    if need.total <= room:
+        return Finding(about, "ok", f"{what}; {size(room)} available, enough for --n-ctx {most}")
+    if least.total <= room:
+        fit = f"{what}; {size(least.total)} with flash attention, which is used: {size(room)} available"
+        return Finding(about, "ok", fit)
+    fits = f"--n-ctx {most}" if most else "a smaller quantisation"
+    fix = f"use {fits}, --kv-type q8_0 or a smaller model, or close other programs"
+    what += f"; only {size(room)} available"
+    return Finding(about, "blocks" if least.private > room else "slow", what, fix)
+
+
+def check_shapes() -> list[Finding]:
+    """Start a process as the first schema would, and have it compile one."""
+    from uma_trio.backend.fake import FakeVocabulary
+    from uma_trio.text.confinement import Confinement
+    from uma_trio.text.shape import Shape, Unconstrainable
+
+    confinement = Confinement(FakeVocabulary())
+    began = time.monotonic()
+    try:
+        confinement.check(Shape("schema", '{"type": "object"}'))
+    except Unconstrainable as error:
+        return [Finding("structured output", "slow", f"a schema {error}", _SHAPES_FIX)]
+    finally:
+        confinement.close()
+    took = time.monotonic() - began
+    return [
+        Finding("structured output", "ok", f"schemas are compiled apart: {took:.1f} s to start")
+    ]
 
 
 def check_limits(config: Config) -> list[Finding]:

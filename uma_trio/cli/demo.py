@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +40,7 @@ _SENTENCE = "One day the little fox walked to the river to look for her friend t
 _LONG = _SENTENCE * 37 + "\n\nWhat is the first sentence of this text?"
 _TOKENS = 240
 _UNDER_WAY = 8  # tokens that each of the three has before the fourth comes
-_REDRAWN_S = 1 / 12
+_DRAWN_HZ = 12
 _HEIGHT = 24
 
 
@@ -50,29 +51,19 @@ class Pane:
     name: str
     prompt: str
     text: str = ""
-    tokens: int = 0
     asked: float = 0.0
-    first: float | None = None
-    last: float = 0.0
-    gaps: list[float] = field(factory=list)
+    came: list[float] = field(factory=list)
     state: str = "waiting"
 
-    def saw(self, text: str, now: float) -> None:
-        """Note a token that came `now`."""
-        if self.first is None:
-            self.first = now - self.asked
-            self.state = "streaming"
-        else:
-            self.gaps.append(now - self.last)
-        self.last = now
-        self.tokens += 1
-        self.text += text
+    @property
+    def gaps(self) -> list[float]:
+        """The times between two tokens."""
+        return [after - before for before, after in pairwise(self.came)]
 
     @property
     def rate(self) -> float:
         """Tokens a second, from the first one on."""
-        took = sum(self.gaps)
-        return len(self.gaps) / took if took else 0.0
+        return (len(self.came) - 1) / (self.came[-1] - self.came[0]) if len(self.came) > 1 else 0.0
 
 
 def demo(
@@ -108,14 +99,15 @@ def _daemon(folder: Path, model: str | None) -> Iterator[Path]:
     command += ["--log-level", "warning", *(["--model", model] if model else [])]
     env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
     started = time.monotonic()
-    with log.open("wb") as output:
+    with log.open("wb") as said:
+        # In a session of its own, so that Ctrl-C reaches us alone, and we stop it.
         process = subprocess.Popen(  # noqa: S603 - our own program
             command,
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # so that Ctrl-C reaches us alone, and we stop it
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
         )
     try:
         wait_until_served(path, process, log)
@@ -135,25 +127,14 @@ def _daemon(folder: Path, model: str | None) -> Iterator[Path]:
 
 async def _watched(path: Path, panes: list[Pane]) -> None:
     """Let the four clients stream, and draw them on a terminal."""
-    import trio
     from rich.live import Live
 
     out = console()
-    if not out.is_terminal:
-        return await _four_clients(path, panes)
-    with Live(_grid(panes, out), console=out, auto_refresh=False) as live:
-        async with trio.open_nursery() as nursery:
-
-            async def draw() -> None:
-                while True:
-                    await trio.sleep(_REDRAWN_S)
-                    live.update(_grid(panes, out), refresh=True)
-
-            nursery.start_soon(draw)
-            await _four_clients(path, panes)
-            nursery.cancel_scope.cancel()
-        live.update(_grid(panes, out), refresh=True)
-    return None
+    drawn = Live(
+        console=out, get_renderable=lambda: _grid(panes, out), refresh_per_second=_DRAWN_HZ
+    )
+    with drawn if out.is_terminal else nullcontext():
+        await _four_clients(path, panes)
 
 
 async def _four_clients(path: Path, panes: list[Pane]) -> None:
@@ -182,11 +163,11 @@ async def _client(path: Path, pane: Pane, under_way: trio.Event) -> None:
             app="uma-trio demo",
         )
         async for token in generation:
-            if token.token_id == HELD_BACK:
-                pane.text += token.text  # the last piece, which belongs to no single token
-            else:
-                pane.saw(token.text, time.monotonic())
-            if pane.tokens >= _UNDER_WAY:
+            pane.text += token.text
+            if token.token_id != HELD_BACK:  # the last piece, which belongs to no single token
+                pane.came.append(time.monotonic())
+                pane.state = "streaming"
+            if len(pane.came) >= _UNDER_WAY:
                 under_way.set()
     pane.state = f"ended by {generation.eos.reason}" if generation.eos else "cut off"
     under_way.set()
@@ -205,14 +186,14 @@ def _grid(panes: list[Pane], out: Console) -> Table:
     for pane in panes:
         lines = Text(harmless(pane.text)).wrap(out, width)[-(height - 3) :]
         asked = Text(pane.prompt.partition("\n")[0], style="dim", overflow="ellipsis", no_wrap=True)
-        status = f"{pane.state}, {pane.tokens} tokens, {pane.rate:.0f}/s"
+        status = f"{pane.state}, {len(pane.came)} tokens, {pane.rate:.0f}/s"
         body = Group(asked, *lines)
         drawn.append(
             Panel(body, title=pane.name, subtitle=status, title_align="left", height=height)
         )
     grid = Table.grid(expand=True)
-    grid.add_column(ratio=1)
-    grid.add_column(ratio=1)
+    for _ in range(2):
+        grid.add_column(ratio=1)
     grid.add_row(*drawn[:2])
     grid.add_row(*drawn[2:])
     return grid
@@ -227,12 +208,8 @@ def _summary(panes: list[Pane]) -> Table:
     for heading in ("PROMPT", "FIRST TOKEN", "TOKENS", "TOKENS/S", "WORST GAP"):
         table.add_column(heading, justify="right", no_wrap=True)
     for pane in panes:
-        table.add_row(
-            pane.name,
-            f"{len(pane.prompt)} characters",
-            "-" if pane.first is None else duration(pane.first),
-            str(pane.tokens),
-            f"{pane.rate:.1f}",
-            duration(max(pane.gaps)) if pane.gaps else "-",
-        )
+        first = duration(pane.came[0] - pane.asked) if pane.came else "-"
+        worst = duration(max(pane.gaps)) if pane.gaps else "-"
+        prompt, tokens = f"{len(pane.prompt)} characters", str(len(pane.came))
+        table.add_row(pane.name, prompt, first, tokens, f"{pane.rate:.1f}", worst)
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +13,8 @@ import attrs
 
 from uma_trio import __version__
 from uma_trio.cli import checks
-from uma_trio.cli.check_memory import check_memory
 from uma_trio.cli.check_place import check_http, check_socket
 from uma_trio.cli.check_running import asked, judge_running
-from uma_trio.cli.check_shapes import check_shapes
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, USAGE, complain, console, how_to_ask, print_json
@@ -24,36 +22,11 @@ from uma_trio.config import settings
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 
-_ModelFlag = Annotated[
-    str | None,
-    Parameter(
-        help="The model to check: a file or a name. Environment: UMA_MODEL.", metavar="MODEL"
-    ),
-]
-_SocketFlag = Annotated[
-    str | None, Parameter(help="The socket to check. Environment: UMA_SOCK.", metavar="PATH")
-]
-_ConfigFlag = Annotated[
-    str | None,
-    Parameter(help="A YAML file with settings. Environment: UMA_CONFIG.", metavar="FILE"),
-]
-_HttpFlag = Annotated[
-    str | None,
-    Parameter(help="The HTTP address to check. Environment: UMA_HTTP.", metavar="[HOST:]PORT"),
-]
 _ParallelFlag = Annotated[
     str | None,
     Parameter(
         help="The number of slots to assume; --cost has a separate measurement for each number.",
         metavar="N",
-    ),
-]
-_TemplateFlag = Annotated[
-    str | None,
-    Parameter(
-        help="Only print how the model writes tool calls and reasoning, from its chat template: a "
-        "GGUF file or a template file.",
-        metavar="FILE",
     ),
 ]
 _CostFlag = Annotated[
@@ -68,6 +41,20 @@ _FreshFlag = Annotated[
     bool,
     Parameter(help="With --cost: measure again instead of using stored measurements.", negative=""),
 ]
+_TemplateFlag = Annotated[
+    str | None,
+    Parameter(
+        help="Only print how the model writes tool calls and reasoning, from its chat template: a "
+        "GGUF file or a template file.",
+        metavar="FILE",
+    ),
+]
+_ModelFlag = Annotated[
+    str | None,
+    Parameter(
+        help="The model to check: a file or a name. Environment: UMA_MODEL.", metavar="MODEL"
+    ),
+]
 _MARGIN = " " * 8  # under the text beside the mark
 _LEAST_ROOM = 20  # columns
 
@@ -75,11 +62,19 @@ _LEAST_ROOM = 20  # columns
 def doctor(
     model: _ModelFlag = None,
     *,
-    socket: _SocketFlag = None,
+    socket: Annotated[
+        str | None, Parameter(help="The socket to check. Environment: UMA_SOCK.", metavar="PATH")
+    ] = None,
     n_ctx: Annotated[str | None, Parameter(help="The context size to assume.", metavar="N")] = None,
     parallel: _ParallelFlag = None,
-    http: _HttpFlag = None,
-    config: _ConfigFlag = None,
+    http: Annotated[
+        str | None,
+        Parameter(help="The HTTP address to check. Environment: UMA_HTTP.", metavar="[HOST:]PORT"),
+    ] = None,
+    config: Annotated[
+        str | None,
+        Parameter(help="A YAML file with settings. Environment: UMA_CONFIG.", metavar="FILE"),
+    ] = None,
     cost: _CostFlag = False,
     fresh: _FreshFlag = False,
     template: _TemplateFlag = None,
@@ -134,20 +129,18 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         told = f"those of the running daemon: {running.flags or 'its defaults'}"
         findings.append(Finding("settings", "ok", told))
     llama, served = checks.probe_llama(config.llama), config.each()
-    every: tuple[Callable[[], list[Finding]], ...] = (
-        lambda: checks.check_llama(llama),
-        lambda: checks.check_policy(config),
-        lambda: [found for each in served for found in _of_model(config, each, llama.devices)],
-        lambda: [] if is_loaded else check_memory(served),
-        lambda: check_socket(config.socket),
-        lambda: judge_running(running),
-        lambda: check_http(config),
-        lambda: checks.check_limits(config),
-        check_shapes,
-    )
-    for check in every:
-        findings += check()
-    return findings
+    return [
+        *findings,
+        *checks.check_llama(llama),
+        *checks.check_policy(config),
+        *(found for each in served for found in _of_model(config, each, llama.devices)),
+        *([] if is_loaded else checks.check_memory(served)),
+        *check_socket(config.socket),
+        *judge_running(running),
+        *check_http(config),
+        *checks.check_limits(config),
+        *checks.check_shapes(),
+    ]
 
 
 def _assumes(flags: dict[str, str | None]) -> bool:

@@ -378,9 +378,8 @@ class Config(HttpConfig):
         choices=FLASH_ATTENTION,
         since="0.1",
         help="Whether to use llama.cpp's flash attention. On a CPU, auto times both ways behind full KV "
-        "caches when a model is loaded for the first time, uses the faster one and remembers the times; "
-        "`uma-trio doctor` shows them. A quantised V needs flash attention. Without it a lone answer with a "
-        "seed can be repeated exactly.",
+        "caches when a model is loaded for the first time, uses the faster one and remembers the times. "
+        "A quantised V needs flash attention. Without it a lone answer with a seed can be repeated exactly.",
     )
     prefix_ram: int | None = option(
         None,

@@ -1,8 +1,7 @@
 """Remember how a model computes attention best on this machine, so that only its first start times it.
 
 A file beside the staircases (:mod:`uma_trio.costing.store`). Its name has everything that changes the times:
-the machine, llama.cpp, the model, the type of the KV cache, the threads. `uma-trio doctor` finds it without
-loading anything.
+the machine, llama.cpp, the model, the type of the KV cache, the threads.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from uma_trio.backend.attention import (
     AttentionShape,
     Seconds,
     Subject,
-    chat_s,
     prefers_flash,
 )
 from uma_trio.costing.neighbours import BUSY, Reader, cpu_times, others_share
@@ -123,14 +121,3 @@ def flash_as_recalled(subject: Subject, _measure: Callable[[], Seconds]) -> bool
     """Whether flash attention is worth it, if that was measured; nothing is measured now."""
     known = recall(subject)
     return None if known is None else prefers_flash(known.seconds)
-
-
-def in_words(timed: Timed) -> str:
-    """Return for people what was measured."""
-    off_s, on_s = chat_s(timed.seconds)
-    words = f"the decodes of a chat take {on_s:.3g} s with it and {off_s:.3g} s without, as measured here"
-    if timed.others >= BUSY:
-        words += f" beside other programs ({timed.others:.0%})"
-    if not timed.is_final:
-        words += "; the next start measures again"
-    return words
