@@ -12,13 +12,17 @@ import trio
 from attrs import define, evolve, field
 from trio.testing import MockClock
 
-from uma_trio import keeper
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import OURS, Estimate, Needs
 from uma_trio.config.options import Config
-from uma_trio.keeper import AGAIN_S, SWAP_AFTER_S, Entry, Keeper
+from uma_trio.keeper import keeper, room, trial
+from uma_trio.keeper.catalogue import AGAIN_S
+from uma_trio.keeper.entry import Entry
+from uma_trio.keeper.keeper import Keeper
+from uma_trio.keeper.room import SWAP_AFTER_S
 from uma_trio.service.ask import Refusal
 from uma_trio.service.holding import Uses
+from uma_trio.service.variants import by_name
 
 GIB = 1 << 30
 LOAD_S = 1.0
@@ -86,7 +90,10 @@ async def shelf(
         return SimpleNamespace(
             served=served,
             name=name,
-            backend=SimpleNamespace(variant=lambda _adapters: None),
+            backend=SimpleNamespace(
+                variant=lambda _adapters: None,
+                model=SimpleNamespace(weight_bytes=2 * GIB, cell_bytes=0),
+            ),
             as_neighbour=lambda: None,
             prefixes=lambda: None,
         )
@@ -110,8 +117,8 @@ async def shelf(
     kept = Keeper(entries, service, deploy, let_go)  # type: ignore[arg-type]
     made = Shelf(kept, free, service)
     needs = Needs(4096, own=2 * GIB - OURS, mapped=0, kv=0, compute=0)
-    monkeypatch.setattr(keeper, "estimate", lambda _config: Estimate(needs, needs, (needs,)))
-    monkeypatch.setattr(keeper, "available_memory", lambda: made.free)
+    monkeypatch.setattr(trial, "estimate", lambda _config: Estimate(needs, needs, (needs,)))
+    monkeypatch.setattr(room, "available_memory", lambda: made.free)
     monkeypatch.setattr(keeper, "load", load)
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # the clock cannot see threads
     async with trio.open_nursery() as nursery:
@@ -228,16 +235,85 @@ async def test_memory_that_is_about_to_be_freed_is_waited_for(
         assert await models.ask("b") == "b"
 
 
-async def test_the_memory_of_a_model_whose_engine_died_is_freed_for_another(
+async def test_the_memory_of_a_model_whose_engine_died_is_freed(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    """Before that one is refused for want of memory."""
+    """At once, and not when another one is loaded; who asks for it is told why it is not there."""
     async with shelf(monkeypatch, 2 * GIB) as models:
         await models.ask("a")
         deployment = models.entry("a").deployment
         assert deployment is not None
         models.keeper.lost(deployment)
+        with pytest.raises(Refusal, match="the engine of this model has stopped"):
+            await models.ask("a")
+        assert models.free == 2 * GIB
         assert await models.ask("b") == "b"
+
+
+async def test_a_file_that_was_removed_fails_only_its_own_model(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Not one that is loaded beside it: what it takes is known by its weights and its KV cache then."""
+    async with shelf(monkeypatch, 2 * GIB) as models:
+        await models.ask("a")
+        await trio.sleep(SWAP_AFTER_S)
+        models.entry("a").estimate = None  # as of one that was loaded with the daemon
+        real = trial.estimate
+
+        def estimate(config: Config) -> Estimate:
+            if config.alias == ("a",):
+                raise ModelError("there is no file a.gguf.")
+            return real(config)
+
+        monkeypatch.setattr(trial, "estimate", estimate)
+        assert await models.ask("b") == "b"
+        assert models.loaded == ["b"]
+
+
+async def test_variants_that_come_while_another_model_is_unloaded_hide_no_model(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Each whose time is over goes in the same pass, also where requests change the list meanwhile."""
+    changes = {"lora": ("x=x.gguf",), "model_ttl_s": 5.0}
+    async with shelf(monkeypatch, 8 * GIB, **changes) as models:
+        for name in "abc":
+            await models.ask(name)
+        monkeypatch.setattr(trial, "variant_estimate", trial.estimate)
+        monkeypatch.setattr(trial, "try_adapters", lambda *_: None)
+        made = models.keeper.variant(models.entry("a"), by_name("x=0.3", models.entry("a").known))
+        models.keeper.entries[:] = [made, *models.keeper.entries]  # type: ignore[index]
+
+        async def let_go(_deployment: Any) -> None:
+            models.entry("b:x=0.7")  # `made` is forgotten: all behind it move on by one
+            await trio.sleep(0.01)
+
+        monkeypatch.setattr(models.keeper, "_let_go", let_go)
+        for each in models.keeper.entries:
+            each.used_at = trio.current_time()
+        while len(models.loaded) == 3:  # noqa: ASYNC110 - in virtual time
+            await trio.sleep(0.01)
+        await trio.sleep(0.1)
+        assert models.loaded == []
+
+
+async def test_memory_that_has_come_free_is_used_by_the_next_request(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A refusal for want of memory is not kept; those who waited for that attempt are all refused by it."""
+    async with shelf(monkeypatch, 1 * GIB) as models:
+        refused: list[float | None] = []
+
+        async def ask() -> None:
+            with pytest.raises(Refusal, match="are free") as error:
+                await models.ask("a")
+            refused.append(error.value.retry_after_s)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+        assert refused == [1.0] * 3
+        models.free = 2 * GIB
+        assert await models.ask("a") == "a"
 
 
 async def test_a_request_says_how_long_its_model_stays(
@@ -402,6 +478,26 @@ async def test_a_model_stays_as_long_as_its_loading_took(
                 nursery.start_soon(client, "a")
                 nursery.start_soon(client, "b")
         assert 4 <= len(models.loads) <= 16
+
+
+async def test_what_is_loaded_quickly_gives_way_soon(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Ten times of what its loading took is waited, so that a tenth of the time goes into changes."""
+    async with shelf(monkeypatch, 2 * GIB) as models, trio.open_nursery() as nursery:
+
+        async def stream() -> None:
+            while True:
+                await models.ask("a", 0.3)
+
+        for delay in (0.1, 0.15, 1.1):
+            nursery.start_soon(stream)
+            await trio.sleep(delay)
+        models.entry("a").took_s = 0.2
+        began = trio.current_time()
+        assert await models.ask("b") == "b"
+        assert 2.0 <= trio.current_time() - began <= 2.0 + 0.5 + LOAD_S
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_model_with_work_for_ever_gives_way(

@@ -17,7 +17,6 @@ from net_kit import TICK_S, at_once
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Error, LoadModel, Ok, UnloadModel
-from uma_trio import keeper
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.backend.needs import Estimate, Needs
@@ -25,7 +24,9 @@ from uma_trio.config.options import Config
 from uma_trio.http.fields import Body
 from uma_trio.http.keeping import Duration, keep_alive_of
 from uma_trio.http.loading import EVENTS, model_for
-from uma_trio.keeper import Entry, Keeper
+from uma_trio.keeper import keeper, room, trial
+from uma_trio.keeper.entry import Entry
+from uma_trio.keeper.keeper import Keeper
 from uma_trio.service.ask import Door, Origin
 from uma_trio.service.checks import Bounds
 from uma_trio.service.served import ServedModel
@@ -108,8 +109,8 @@ async def loading_house(
         inner.service.shelf = kept
         needs = Needs(4096, own=1, mapped=0, kv=0, compute=0)
         known = Estimate(needs, needs, (needs,))
-        monkeypatch.setattr(keeper, "estimate", lambda _config: known)
-        monkeypatch.setattr(keeper, "available_memory", lambda: None)
+        monkeypatch.setattr(trial, "estimate", lambda _config: known)
+        monkeypatch.setattr(room, "available_memory", lambda: None)
         monkeypatch.setattr(keeper, "load", load)
         monkeypatch.setattr(trio.to_thread, "run_sync", run_at_once)
         await nursery.start(kept.run)

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import trio
 
-from uma_trio import daemon, keeper
+from uma_trio import daemon
 from uma_trio.backend import llama_probe
 from uma_trio.config.settings import load
+from uma_trio.keeper import keeper, room
+from uma_trio.keeper.entry import Entry
 from uma_trio.models import bundled_model
 
 ASK = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
@@ -63,14 +65,14 @@ async def asked(port: int, method: str, path: str, body: object = None) -> tuple
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, models: str) -> AsyncIterator[int]:
-    """Serve the models of this section; return the HTTP port."""
+async def served(tmp_path: Path, models: str, **more: str) -> AsyncIterator[int]:
+    """Serve the models of this section, with `more` options; return the HTTP port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = tmp_path / "uma.yaml"
     settings.write_text(f"models:\n{models}")
-    flags = {"config": str(settings), "socket": str(tmp_path / "s"), "policy": "baseline"}
+    flags = {"config": str(settings), "socket": str(tmp_path / "s"), "policy": "baseline", **more}
     config = load({**flags, "http": f"127.0.0.1:{port}", "n_ctx": "512"}, {})
     ready = trio.Event()
     with trio.fail_after(60):
@@ -139,18 +141,17 @@ async def test_two_models_on_memory_for_one(
     prompt = "Once upon a time there was a fox. " * 12
     async with served(tmp_path, models) as port:
 
-        def room() -> int:
+        def free() -> int:
             return 0 if resident() else 1 << 40
 
         def resident() -> bool:
             import gc
 
             return any(
-                isinstance(each, keeper.Entry) and each.deployment is not None
-                for each in gc.get_objects()
+                isinstance(each, Entry) and each.deployment is not None for each in gc.get_objects()
             )
 
-        monkeypatch.setattr(keeper, "available_memory", room)
+        monkeypatch.setattr(room, "available_memory", free)
         answers: list[tuple[int, Any]] = []
 
         async def client(names: str) -> None:
@@ -174,3 +175,19 @@ async def test_two_models_on_memory_for_one(
         body = {**ASK, "model": "a", "prompt": prompt}
         _, answer = await asked(port, "POST", "/v1/completions", body)
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+
+
+async def test_a_file_that_was_replaced_is_loaded_under_its_own_name(tmp_path: Path) -> None:
+    """Where the model has no other name: it answers requests that name none, as before."""
+    file, data = tmp_path / "first.gguf", bundled_model().read_bytes()
+    file.write_bytes(data)
+    at = data.index(b"general.name") + len("general.name") + struct.calcsize("<IQ")
+    async with served(tmp_path, f"  b: {bundled_model()}\n", model=str(file)) as port:
+        _, listed = await asked(port, "GET", "/v1/models")
+        name = listed["data"][0]["id"]
+        assert (await asked(port, "POST", "/models/unload", {"model": name}))[0] == 200
+        (tmp_path / "new").write_bytes(data[:at] + name[::-1].encode() + data[at + len(name) :])
+        (tmp_path / "new").replace(file)
+        status, answer = await asked(port, "POST", "/v1/completions", ASK)
+        assert (status, answer["model"]) == (200, name[::-1])
+        assert (await asked(port, "GET", "/props"))[1]["model_alias"] == name[::-1]

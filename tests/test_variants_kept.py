@@ -11,8 +11,8 @@ import trio
 from test_keeper import GIB, Shelf, shelf
 from trio.testing import MockClock
 
-from uma_trio import keeper
 from uma_trio.backend.base import Adapter, ModelError
+from uma_trio.keeper import trial
 from uma_trio.service.ask import Refusal
 
 TRIED: list[str] = []
@@ -31,8 +31,8 @@ async def adapted(
             if each.name in bad:
                 raise ModelError(f"llama.cpp cannot load the adapter {each.path}.")
 
-    monkeypatch.setattr(keeper, "variant_estimate", lambda config: keeper.estimate(config))  # noqa: PLW0108 - it is replaced later
-    monkeypatch.setattr(keeper, "try_adapters", try_adapters)
+    monkeypatch.setattr(trial, "variant_estimate", lambda config: trial.estimate(config))  # noqa: PLW0108 - it is replaced later
+    monkeypatch.setattr(trial, "try_adapters", try_adapters)
     TRIED.clear()
     lora = ("x=x.gguf", "y=y.gguf:0.5", "z=z.gguf")
     async with shelf(monkeypatch, 64 * GIB, lora=lora, **{"lora_contexts": 2, **changes}) as models:

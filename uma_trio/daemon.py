@@ -32,7 +32,8 @@ from uma_trio.engine.inbox import Bell
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.task import EngineDied, bury, run_compute
-from uma_trio.keeper import Entry, Keeper
+from uma_trio.keeper.entry import Entry
+from uma_trio.keeper.keeper import Keeper
 from uma_trio.machine import files_needed, give_memory_back, tune_interpreter
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
@@ -254,6 +255,7 @@ class _Daemon:
         queues = queues_of(encoders, machine.outlet, time.monotonic, metrics.encoding)
         made = deployed(loaded, machine, metrics, queues, entry.prefixes)
         self._deployments.append(made)
+        entry.served_as = made.served.names  # another file may have another name
         self._service.add(made.served)
         self._compute.add(made.engine)
         return made
@@ -319,6 +321,7 @@ class _Daemon:
         taken: TakenSockets | None,
     ) -> None:
         async with trio.open_nursery() as nursery:
+            await nursery.start(self._keeper.run)  # before any engine can die
             nursery.start_soon(self._run_compute)
             nursery.start_soon(self._scorekeeper.run)
             nursery.start_soon(self._service.playout.run)
@@ -326,7 +329,6 @@ class _Daemon:
             nursery.start_soon(self._presence.run)
             for embedder in self._service.embedders.values():
                 nursery.start_soon(embedder.unload_idle)
-            await nursery.start(self._keeper.run)
             nursery.start_soon(self._watch_name, listener)
             nursery.start_soon(self._show_life)
             await nursery.start(self._obey_signals, listener)

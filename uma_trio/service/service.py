@@ -104,8 +104,9 @@ class Service:
         """Serve a model from now on. The first one answers requests that name none."""
         self._models = [each for each in self._models if each.is_alive] + [served]
         if self.shelf is not None:
-            order = [name for entry in self.shelf.entries for name in entry.names]
-            self._models.sort(key=lambda one: order.index(one.names[0]))
+            names = [name for entry in self.shelf.entries for name in entry.names]
+            order = {name: place for place, name in enumerate(names)}
+            self._models.sort(key=lambda one: order.get(one.names[0], len(names)))
 
     def remove(self, served: ServedModel) -> None:
         """Serve a model no more. The last one is shown, and refuses what needs it, until there is another."""

@@ -1,0 +1,94 @@
+"""The configured models by their names, and those that requests make up of a model and its adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import trio
+from attrs import evolve
+
+from uma_trio.backend.base import Adapter
+from uma_trio.config.models import ON_DEMAND
+from uma_trio.config.options import Config
+from uma_trio.keeper.entry import Entry
+from uma_trio.service.variants import by_list, by_name, name_of
+
+AGAIN_S = 30.0
+"""Who failed to load is not tried again for so long."""
+
+
+class Catalogue:
+    """The `entries`, which it owns and to which it adds variants. The first one answers requests that name none."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries: Sequence[Entry] = entries
+        self._entries = entries  # the same list
+        for entry in tuple(entries):
+            for adapter in entry.known:
+                self.variant(entry, (adapter,)).passing = False
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is one model only, without or with adapters."""
+        return sum(each.base is None for each in self.entries) < 2
+
+    def find(self, name: str) -> Entry | None:
+        """Return the model of this name, which may be that of a variant.
+
+        Raises:
+            Refusal: it has no such adapter.
+        """
+        for entry in self.entries:
+            if name in entry.names:
+                return entry
+        model, _, adapters = name.rpartition(":")
+        base = next((e for e in self.entries if not e.base and model in e.names), None)
+        if base is None or not base.known or adapters == "latest":
+            return None
+        return self.variant(base, by_name(adapters, base.known))
+
+    def with_adapters(self, entry: Entry, asked: Sequence[Mapping[str, object]]) -> str:
+        """Return the name of a model with the adapters of llama-server's list in place of its own.
+
+        Raises:
+            Refusal: the list is no such list, or names what is not there.
+        """
+        base = entry.base or entry
+        return self.variant(base, by_list(asked, base.known)).names[0]
+
+    def variant(self, base: Entry, adapters: tuple[Adapter, ...]) -> Entry:
+        """Return a model with these adapters."""
+        if not adapters:
+            return base
+        name = f"{base.names[0]}:{name_of(adapters, base.known)}"
+        for entry in self.entries:
+            if entry.base is base and entry.names[0] == name:
+                return entry
+        self._entries[:] = [each for each in self._entries if not _is_forgotten(each)]
+        made = Entry(_variant_config(base.config, name), base, adapters, passing=True)
+        self._entries.append(made)
+        return made
+
+
+def _variant_config(config: Config, name: str) -> Config:
+    """Return the settings of a variant: those of the model, with a name, and a trace, of its own."""
+    trace = config.trace
+    if trace is not None:
+        part = "".join(each if each.isalnum() else "-" for each in name)
+        trace = trace.with_name(f"{trace.stem}-{part}{trace.suffix}")
+    return evolve(
+        config,
+        alias=(name,),
+        load=ON_DEMAND,
+        lora=(),
+        is_variant=True,
+        model_ttl_s=None,
+        model_pin=False,
+        trace=trace,
+    )
+
+
+def _is_forgotten(entry: Entry) -> bool:
+    """Whether nobody needs what a request made up."""
+    failed = entry.state == "failed" and trio.current_time() - entry.failed_at >= AGAIN_S
+    return entry.passing and not entry.waiting and (entry.state == "unloaded" or failed)

@@ -1,0 +1,151 @@
+"""One configured model: its state, who waits for it, and what they are told.
+
+A model is *unloaded*, *loading*, *loaded*, *draining*, *unloading* or *failed*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from contextlib import ExitStack
+from typing import Literal
+
+import trio
+from attrs import define, field
+
+from uma_trio.backend.base import Adapter
+from uma_trio.backend.needs import Estimate
+from uma_trio.config.options import Config
+from uma_trio.deployment import Deployment, KeptPrefixes
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.wiring import adapters_of
+
+State = Literal["unloaded", "loading", "loaded", "draining", "unloading", "failed"]
+
+
+class Unwanted(Exception):
+    """Nobody waits for the model any more."""
+
+
+@define(eq=False)
+class Entry:
+    """One configured model. `held` closes what was opened for it; `used_at` is when a request had it last.
+
+    `waiting` requests wait for it. While it is loaded `phase` says what is done, as far as `progress`. It was loaded at
+    `loaded_at`, in `took_s`, for `payer`. `keep_s` is how long a request said that it stays, and `served_as` what it was
+    called when it was loaded last. `metrics` count on when it is loaded again. `estimate` is what memory it takes, once
+    that was found out, and `prefixes` are what was saved before it was unloaded. It failed at `failed_at`, because of `why`.
+
+    A *variant* is the model `base` with some of its `known` adapters, in a context of its own on the same weights; one that
+    a request made up is `passing`, and forgotten when it is not loaded. `tried` are the adapters' files that were
+    tried with a model, and `further` what a further context of it takes.
+    """
+
+    config: Config
+    base: Entry | None = None
+    adapters: tuple[Adapter, ...] = ()
+    passing: bool = False
+    tried: set[Hashable] = field(factory=set)
+    further: Estimate | None = None
+    state: State = "unloaded"
+    deployment: Deployment | None = None
+    held: ExitStack | None = None
+    used_at: float = 0.0
+    why: str = ""
+    estimate: Estimate | None = None
+    failed_at: float = 0.0
+    waiting: int = 0
+    phase: str = ""
+    progress: float = 0.0
+    is_tried: bool = False
+    loaded_at: float = -math.inf
+    took_s: float = 0.0
+    keep_s: float | None = None
+    served_as: tuple[str, ...] = ()
+    metrics: Metrics = field(factory=Metrics)
+    prefixes: KeptPrefixes | None = None
+    payer: str = ""
+    changed: trio.Event = field(factory=trio.Event)
+    before_thread: trio.CancelScope | None = None
+
+    @property
+    def known(self) -> tuple[Adapter, ...]:
+        """The adapters that requests may use with it."""
+        return adapters_of(self.config)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call it."""
+        if self.deployment is not None:
+            return self.deployment.served.names
+        return self.served_as or self.config.alias or (str(self.config.model),)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes, 0 if that is not known."""
+        return 0 if self.estimate is None else self.estimate.least.total
+
+    @property
+    def n_ctx(self) -> int:
+        """The tokens of its context."""
+        return self.config.n_ctx
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it is left out of lists."""
+        return self.config.model_hidden
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request has it, or is about to."""
+        return self.waiting > 0 or (
+            self.deployment is not None and bool(self.deployment.served.uses)
+        )
+
+    @property
+    def lives_s(self) -> float | None:
+        """How long it stays loaded while nobody uses it; None: until its memory is needed."""
+        found = self.config.model_ttl_s if self.keep_s is None else self.keep_s
+        return None if self.config.model_pin or found == math.inf else found
+
+    @property
+    def expires_s(self) -> float | None:
+        """How long it stays loaded from now on if nobody asks it; None: until its memory is needed."""
+        lives_s = self.lives_s
+        if lives_s is None or self.in_use:
+            return lives_s
+        return max(0.0, self.used_at + lives_s - trio.current_time())
+
+    @property
+    def wait(self) -> str:
+        """What a request for it waits for, or why it could not be loaded; "" where it is loaded."""
+        name = self.names[0]
+        match self.state:
+            case "loaded":
+                return ""
+            case "failed":
+                return self.why
+            case "draining" | "unloading":
+                return (
+                    self.why or f"model {name} makes room for another one, and is loaded again then"
+                )
+            case _:
+                return f"model {name} {self.phase or 'is about to be loaded'}"
+
+    def become(self, state: State, why: str = "") -> None:
+        """Change the state, and wake who waits for a change."""
+        self.state, self.why, self.phase, self.progress = state, why, "", 0.0
+        self.is_tried = False
+        changed, self.changed = self.changed, trio.Event()
+        changed.set()
+
+    def show(self, phase: str, share: float) -> None:
+        """Say what is done and how far it is. Called on the loading thread, too.
+
+        Raises:
+            Unwanted: it is for nobody.
+        """
+        if not self.waiting:
+            raise Unwanted
+        self.progress = share
+        self.phase = f"{phase}, {share:.0%}"

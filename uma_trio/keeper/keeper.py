@@ -1,0 +1,277 @@
+"""Loads and unloads models. One is loaded at a time, beside the streams of the others, and only what nobody uses is unloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+import trio
+
+from uma_protocol.errors import Code
+from uma_trio.backend.base import ModelError
+from uma_trio.backend.needs import Estimate
+from uma_trio.config.errors import ConfigError
+from uma_trio.costing.measured import Neighbour
+from uma_trio.deployment import Deployment, Loaded, Read, load
+from uma_trio.keeper.catalogue import AGAIN_S, Catalogue
+from uma_trio.keeper.entry import Entry, Unwanted
+from uma_trio.keeper.room import ModelRoom, NoRoom, collect
+from uma_trio.keeper.trial import tried
+from uma_trio.service.ask import Refusal
+from uma_trio.service.served import ServedModel
+from uma_trio.service.service import Service
+from uma_trio.telemetry import log
+from uma_trio.wiring import load_backend
+
+_LOOK_S: Final = 0.25
+_FAULT: Final = "a fault of the daemon's; its log says more"
+_DIED: Final = "the engine of this model has stopped"
+
+
+class Keeper(Catalogue):
+    """Loads and unloads the models of a catalogue. For trio's thread.
+
+    `deploy` wires what was loaded and lets it be computed; `let_go` ends that, and returns when no thread uses it.
+    """
+
+    def __init__(
+        self,
+        entries: list[Entry],
+        service: Service,
+        deploy: Callable[[Entry, Loaded], Deployment],
+        let_go: Callable[[Deployment], Awaitable[None]],
+    ) -> None:
+        super().__init__(entries)
+        self._service = service
+        self._deploy, self._let_go = deploy, let_go
+        self._one, self._trial = trio.Lock(), trio.Lock()
+        self._nursery: trio.Nursery | None = None
+        self._log = log.get("models")
+        self._room = ModelRoom(self.entries, self.unload, self._may_go)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Load what is asked for, and unload what is idle, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            while True:
+                await trio.sleep(_LOOK_S)
+                for entry in tuple(self.entries):
+                    lives_s = entry.lives_s
+                    if entry.in_use:
+                        entry.used_at = trio.current_time()
+                    elif lives_s is not None and trio.current_time() - entry.used_at >= lives_s:
+                        await self.unload(entry)
+
+    def keep(self, entry: Entry, seconds: float) -> None:
+        """Keep a model loaded for so long behind its latest request; it may make room for others earlier."""
+        entry.keep_s = seconds
+
+    async def ready(self, entry: Entry, payer: str = "", *, by_name: bool = False) -> ServedModel:
+        """Return a model once it is loaded: a use of it has to begin before the next checkpoint.
+
+        When the last who waits for it is cancelled, so is the load. The `payer` of the first is charged for it. With
+        `by_name` somebody asks to have it loaded, and not for an answer.
+
+        Raises:
+            Refusal: it cannot be loaded, is loaded only by name, or too many wait for it.
+        """
+        if entry.state == "loaded" and entry.deployment is not None:
+            entry.used_at = trio.current_time()
+            return entry.deployment.served
+        if entry.waiting >= entry.config.max_queue:
+            why = f"{entry.waiting} requests wait until {entry.names[0]} is loaded (--max-queue)"
+            raise Refusal(Code.E_LIMIT_003, why, retry_after_s=1.0)
+        if entry.config.load == "explicit" and not by_name and entry.state != "loading":
+            name = entry.names[0]
+            why = f"{name} is loaded only when an operator says so: uma-trio load {name}"
+            raise Refusal(Code.E_MODEL_001, why)
+        entry.waiting += 1
+        try:
+            return await self._wanted(entry, payer)
+        finally:
+            entry.waiting -= 1
+            if not entry.waiting and entry.before_thread is not None:
+                entry.before_thread.cancel()
+
+    async def _wanted(self, entry: Entry, payer: str) -> ServedModel:
+        """Have a model loaded unless it is. Raises :class:`Refusal`."""
+        asked = False
+        while entry.state != "loaded" or entry.deployment is None:
+            if entry.state == "failed" and (
+                asked or trio.current_time() - entry.failed_at < AGAIN_S
+            ):
+                again = max(1.0, AGAIN_S + entry.failed_at - trio.current_time())
+                raise Refusal(Code.E_MODEL_001, entry.why, retry_after_s=again)
+            if entry.state in ("unloaded", "failed") and self._nursery is not None:
+                entry.become("loading")
+                entry.payer = payer
+                self._nursery.start_soon(self._load, entry)
+            asked = entry.state == "loading"  # what comes of that is the answer
+            await entry.changed.wait()
+        entry.used_at = trio.current_time()
+        return entry.deployment.served
+
+    async def unload(self, entry: Entry) -> bool:
+        """Unload a model that nobody uses; False if it is in use or not loaded.
+
+        Cancelled, it leaves the rest to :meth:`run`.
+        """
+        deployment, held, nursery = entry.deployment, entry.held, self._nursery
+        if entry.state not in ("loaded", "draining") or deployment is None or held is None:
+            return False
+        if nursery is None or deployment.served.uses or not self._may_go(entry):
+            return False
+        if entry.waiting and entry.state == "loaded":
+            return False  # whoever asked is about to begin
+        entry.become("unloading")
+        entry.served_as, entry.keep_s = deployment.served.names, None
+        entry.deployment = entry.held = None
+        self._service.remove(deployment.served)
+        deployment.served.retire()
+        nursery.start_soon(self._free, entry, deployment, held)
+        del deployment, held  # which must not keep its memory
+        await entry.changed.wait()
+        return True
+
+    async def _free(self, entry: Entry, deployment: Deployment, held: ExitStack) -> None:
+        """End the computing of a model that takes no more requests, and free its memory."""
+        await self._let_go(deployment)
+        entry.prefixes = deployment.prefixes()
+        del deployment
+        await trio.to_thread.run_sync(_freed, held)
+        self._log.info("unloaded", model=entry.names[0])
+        entry.become("unloaded")
+
+    def lost(self, deployment: Deployment) -> None:
+        """Note that the engine of a model has died, and have its memory freed."""
+        for entry in self.entries:
+            if entry.deployment is deployment and self._nursery is not None:
+                held, entry.held = entry.held or ExitStack(), None
+                entry.served_as, entry.deployment = deployment.served.names, None
+                deployment.served.retire()
+                entry.become("unloading", _DIED)
+                self._nursery.start_soon(self._free_dead, entry, held)
+
+    async def _free_dead(self, entry: Entry, held: ExitStack) -> None:
+        await trio.to_thread.run_sync(_freed, held)
+        entry.failed_at = trio.current_time()
+        entry.become("failed", _DIED)
+
+    def forget(self, mine: Callable[[str], bool]) -> None:
+        """Drop the saved prefixes of unloaded models in the namespaces that are `mine`."""
+        for entry in self.entries:
+            if entry.prefixes is not None:
+                store = entry.prefixes.store
+                store.clear([name for name in store.namespaces if mine(name)])
+
+    def _may_go(self, entry: Entry) -> bool:
+        """Whether a model may be unloaded at all: encoders compute beside the first one."""
+        if entry.base is not None:
+            return True
+        return not self.is_one and not (entry is self.entries[0] and self._service.embedders)
+
+    async def _load(self, entry: Entry) -> None:
+        name, held = entry.names[0], ExitStack()
+        try:
+            with trio.CancelScope() as entry.before_thread:
+                await self._in_turn(entry, held)
+        except Unwanted:
+            pass
+        except NoRoom as error:  # memory may be free by the next request
+            self._failed(entry, str(error), again_s=0.0)
+        except (ModelError, ConfigError, OSError) as error:
+            self._failed(entry, str(error))
+        except Refusal as refusal:  # of the model that it is a variant of
+            self._failed(entry, refusal.message)
+        except Exception as error:
+            # Memory that ran out, or a fault of ours: the other models are served on.
+            self._log.error("cannot be loaded", model=name, exc_info=error)
+            self._failed(entry, "memory ran out" if isinstance(error, MemoryError) else _FAULT)
+        finally:
+            began, entry.before_thread = entry.before_thread is None, None
+            if entry.deployment is None and not began:
+                held.close()
+            elif entry.deployment is None:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(_freed, held)
+        if entry.deployment is not None:
+            entry.used_at = entry.loaded_at = trio.current_time()
+            entry.prefixes = None  # the engine has them
+            if entry.payer:
+                entry.deployment.served.debts[entry.payer] = entry.took_s
+            self._log.info("loaded", model=name, seconds=round(entry.took_s, 1))
+            entry.become("loaded")
+        elif entry.state != "failed":
+            self._log.info("is not loaded: nobody waits for it any more", model=name)
+            entry.become("unloaded")
+
+    def _failed(self, entry: Entry, why: str, again_s: float = AGAIN_S) -> None:
+        """Note why a model was not loaded, which is tried again after `again_s`."""
+        name = entry.names[0]
+        self._log.error("cannot be loaded", model=name, why=why)
+        entry.failed_at = trio.current_time() + again_s - AGAIN_S
+        entry.become("failed", f"{name} cannot be loaded: {why}")
+
+    async def _in_turn(self, entry: Entry, held: ExitStack) -> None:
+        """Load a model when it is its turn and there is room. Cancelled before the loading begins, it does nothing."""
+        base = entry.base
+        if base is not None:
+            await self._wait_for_base(entry, base)
+        entry.phase = "is tried before it is loaded"
+        async with self._trial:
+            entry.estimate = await trio.to_thread.run_sync(tried, entry, abandon_on_cancel=True)
+        while entry.deployment is None:
+            entry.is_tried, entry.phase = True, "waits until another model is loaded"
+            async with self._one:
+                if base is None or base.state == "loaded":
+                    await self._now(entry, entry.estimate, held)
+                    return
+            await self._wait_for_base(entry, base)
+
+    async def _wait_for_base(self, entry: Entry, base: Entry) -> None:
+        """Have the model of a variant loaded. Not used yet, it may make room for others meanwhile.
+
+        Raises:
+            Refusal: it cannot be loaded.
+        """
+        entry.phase = f"waits for model {base.names[0]}"
+        await self.ready(base, entry.payer)
+
+    async def _now(self, entry: Entry, needed: Estimate, held: ExitStack) -> None:
+        """Load a model once there is room. One is loaded at a time."""
+        read = self._on_base(entry, held)
+        await self._room.make(entry, needed)
+        entry.before_thread = None  # `show` ends it from here on
+        began = trio.current_time()
+        neighbour = self._neighbour()
+        loaded = await load(
+            entry.config,
+            held,
+            partial(entry.show, "is loading"),
+            partial(entry.show, "is measured"),
+            read=read or partial(load_backend, several=True, measures=neighbour is None),
+            beside=neighbour,
+        )
+        entry.deployment, entry.held = self._deploy(entry, loaded), held
+        entry.took_s = trio.current_time() - began
+
+    def _on_base(self, entry: Entry, held: ExitStack) -> Read | None:
+        """Return what makes a variant's context; the weights stay in memory for as long as it is there."""
+        if entry.base is None or entry.base.deployment is None:
+            return None
+        held.callback(entry.base.deployment.served.uses.begin())
+        backend, adapters = entry.base.deployment.backend, entry.adapters
+        return lambda _config, _progress: backend.variant(adapters)
+
+    def _neighbour(self) -> Neighbour | None:
+        """Return what is known of the machine by a model that is loaded."""
+        loaded = [each.deployment for each in self.entries if each.deployment is not None]
+        found = (each.as_neighbour() for each in loaded)
+        return next((each for each in found if each is not None), None)
+
+
+def _freed(held: ExitStack) -> None:
+    held.close()
+    collect()

@@ -1,0 +1,154 @@
+"""Memory for a model that is about to be loaded: who is idle goes, and who has work for ever gives way.
+
+Where two models have room one after the other only, requests for the absent one wait together until the other
+has nothing to do: a change costs seconds, and serves all who wait. A model with work for ever drains when another one
+has waited long enough (:func:`patience_s`), and its further requests wait.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from uma_trio.backend.kv_memory import available_memory
+from uma_trio.backend.needs import Estimate
+from uma_trio.keeper.entry import Entry
+from uma_trio.keeper.trial import held_by
+from uma_trio.machine import give_memory_back
+
+SWAP_AFTER_S: Final = 10.0
+"""A model that never is idle takes no further requests when another one has waited so long for its memory, at the most."""
+_LEAST_PATIENCE_S: Final = 1.0
+_WORK_TO_LOADING: Final = (
+    10.0  # at most a tenth of the time goes into changes between models with work for ever
+)
+_LOOK_S: Final = 0.05
+
+
+class NoRoom(Exception):
+    """The model does not fit beside those that cannot be unloaded; the message has the sum."""
+
+
+class ModelRoom:
+    """Makes room among the `entries`. `unload` is the keeper's, and `may_go` says whether a model may be unloaded at all."""
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        unload: Callable[[Entry], Awaitable[bool]],
+        may_go: Callable[[Entry], bool],
+    ) -> None:
+        self._entries, self._unload, self._may_go = entries, unload, may_go
+
+    async def make(self, entry: Entry, needed: Estimate) -> None:
+        """Unload models that are not pinned, least recently used first, until this one fits.
+
+        One that is in use is waited for. Raises :class:`NoRoom` where that would not help.
+        """
+        began, draining = trio.current_time(), list[Entry]()
+        try:
+            while others := await self._in_the_way(entry, needed):
+                leaving = next((each for each in others if each.state == "unloading"), None)
+                if leaving is not None:
+                    await leaving.changed.wait()
+                    continue
+                by_use = sorted(others, key=lambda one: one.used_at)
+                entry.phase = _waits_for(entry, by_use)
+                for each in by_use:
+                    if _is_idle(each) and await self._unload(each):
+                        break
+                else:
+                    if trio.current_time() - began >= patience_s(others):
+                        _drain(by_use, draining)
+                    await trio.sleep(_LOOK_S)
+        finally:
+            for each in draining:
+                if each.state == "draining":
+                    each.become("loaded")
+
+    async def _in_the_way(self, entry: Entry, needed: Estimate) -> Sequence[Entry]:
+        """Return the models of which one has to go before this one is loaded. Raises :class:`NoRoom`."""
+        needs = (entry, entry.base)
+        while True:
+            given = [each for each in self._entries if each not in needs and self._gives(each)]
+            if entry.base is not None:
+                variants = [each for each in given if each.base is entry.base]
+                if len(variants) >= entry.config.lora_contexts:
+                    return variants
+            if await self._estimated(given):
+                continue
+            need, free = needed.least.total, available_memory()
+            if free is None or need <= free:
+                return []
+            if any(each.state == "unloading" for each in given) or (
+                need <= free + sum(each.size for each in given)
+            ):
+                return given
+            if not await self._drop_prefixes(but_for=entry):
+                raise NoRoom(needed.refusal(free))
+
+    async def _estimated(self, given: Sequence[Entry]) -> bool:
+        """Find out what one more of these takes; False if that is known of all that are loaded."""
+        for each in given:
+            if (
+                each.estimate is None and each.deployment is not None
+            ):  # it was loaded with the daemon
+                backend = each.deployment.backend
+                each.estimate = await trio.to_thread.run_sync(held_by, each, backend)
+                return True
+        return False
+
+    async def _drop_prefixes(self, but_for: Entry) -> bool:
+        """Free the saved prefixes of the model that was unloaded the longest ago; False if there are none."""
+        kept = [each for each in self._entries if each.prefixes is not None and each is not but_for]
+        if not kept:
+            return False
+        min(kept, key=lambda one: one.used_at).prefixes = None
+        await trio.to_thread.run_sync(collect)
+        return True
+
+    def _gives(self, entry: Entry) -> bool:
+        if entry.state == "unloading":
+            return True
+        is_loaded = entry.state in ("loaded", "draining")
+        return is_loaded and not entry.config.model_pin and self._may_go(entry)
+
+
+def patience_s(others: Sequence[Entry]) -> float:
+    """Return how long a model waits before one of the `others`, which always has work, drains for it."""
+    took_s = max(each.took_s or SWAP_AFTER_S for each in others)
+    return min(SWAP_AFTER_S, max(_LEAST_PATIENCE_S, _WORK_TO_LOADING * took_s))
+
+
+def collect() -> None:
+    """Free what nobody holds any more, and return it to the system. Takes a while: for a helper thread."""
+    gc.collect()
+    give_memory_back()
+
+
+def _is_idle(entry: Entry) -> bool:
+    """Whether a model may make room now. It stays at least as long as its loading took: half of the time goes there at most."""
+    stays_s = min(entry.took_s, SWAP_AFTER_S)
+    used = entry.deployment is not None and bool(entry.deployment.served.uses)
+    return not used and trio.current_time() - entry.loaded_at >= stays_s
+
+
+def _waits_for(entry: Entry, others: Sequence[Entry]) -> str:
+    """Return what a model waits for that `others` have."""
+    contexts = entry.base is not None and all(each.base is entry.base for each in others)
+    what = (
+        f"one of {entry.config.lora_contexts} contexts (--lora-contexts)" if contexts else "memory"
+    )
+    return f"waits for {what} that {' and '.join(each.names[0] for each in others)} has"
+
+
+def _drain(by_use: Sequence[Entry], draining: list[Entry]) -> None:
+    """Let one more model take no further requests; `draining` has those that do."""
+    for each in by_use:
+        if each.state == "loaded":
+            each.become("draining")
+            draining.append(each)
+            return
