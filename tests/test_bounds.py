@@ -28,15 +28,15 @@ def test_measured_machines_are_plausible(name: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (evolve(GOOD, computing=Staircase((), ())), "no step"),
+        (evolve(GOOD, computing=Staircase((), ())), "no size"),
         (evolve(GOOD, computing=Staircase((0, 1), (0.008, 0.008))), "less than one token"),
-        (evolve(GOOD, computing=GOOD.computing.with_step(4, math.nan)), "not finite"),
+        (evolve(GOOD, computing=GOOD.computing.with_size(4, math.nan)), "not finite"),
         (evolve(GOOD, context_cell_s=math.inf), "not finite"),
-        (evolve(GOOD, computing=GOOD.computing.with_step(1, 0.0)), "1 tokens take 0 s"),
-        (evolve(GOOD, computing=GOOD.computing.with_step(512, 1e4)), "512 tokens take 10000 s"),
-        (evolve(GOOD, computing=GOOD.computing.with_step(9, 0.005)), "fewer take 0.0162"),
-        (evolve(GOOD, output=GOOD.output.with_step(4, -0.999 * 0.0111)), "4 logits rows add"),
-        (evolve(GOOD, output=GOOD.output.with_step(4, 1.0)), "4 logits rows add"),
+        (evolve(GOOD, computing=GOOD.computing.with_size(1, 0.0)), "1 tokens take 0 s"),
+        (evolve(GOOD, computing=GOOD.computing.with_size(512, 1e4)), "512 tokens take 10000 s"),
+        (evolve(GOOD, computing=GOOD.computing.with_size(9, 0.005)), "fewer take 0.0162"),
+        (evolve(GOOD, output=GOOD.output.with_size(4, -0.999 * 0.0111)), "4 logits rows add"),
+        (evolve(GOOD, output=GOOD.output.with_size(4, 1.0)), "4 logits rows add"),
         (evolve(GOOD, wide_context_cell_s=-1e-9), "wide_context_cell_s is -1e-09"),
     ],
 )

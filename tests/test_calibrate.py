@@ -54,7 +54,7 @@ def busy(seed: int) -> Callable[[], float]:
 def test_with_time_enough_every_step_is_found_as_it_is() -> None:
     """The saw-tooth, what rows add, and what looking back costs."""
     cost, _ = measured(60.0)
-    assert cost.steps == EVERY
+    assert cost.sizes == EVERY
     for n in (1, 3, 4, 17, 128, 512):
         assert cost.computing(n) == pytest.approx(TRUTH.computing(n))
     assert cost.output(16) == pytest.approx(0.003)
@@ -76,7 +76,7 @@ def test_a_machine_that_is_slow_or_busy_still_knows_a_chunk_worth_computing(slow
     """One token takes 0.25 to 0.8 s: prompts have chunks of sixteen tokens at least from the start."""
     truth = TRUTH.times(slower)
     cost, machine = measured(2.0, truth)
-    assert {1, 4, 8, 16} <= set(cost.steps)
+    assert {1, 4, 8, 16} <= set(cost.sizes)
     assert cost.computing(16) == pytest.approx(truth.computing(16))
     assert machine.clock.now <= 2.0 * LONGER
 
@@ -98,7 +98,7 @@ def test_whatever_decodes_take_there_is_a_table_in_time(
     )
     cost = Calibration(machine, clock).measure(deadline_s)
     assert clock.now - machine.took[-1] <= LONGER * deadline_s + 1e-9 or len(machine.took) == 1
-    assert cost.steps[0] == 1
+    assert cost.sizes[0] == 1
     assert all(0 < seconds < 6.0 for seconds in cost.computing.seconds)
 
 
@@ -160,14 +160,14 @@ def test_where_no_graphs_are_captured_a_slow_change_of_shape_is_somebody_elses_w
 def test_the_most_useful_steps_come_first() -> None:
     """A short session knows small ticks, and not every width between."""
     cost, _ = measured(0.5)
-    assert {1, 2, 4, 8, 16} <= set(cost.steps)
-    assert 512 not in cost.steps
+    assert {1, 2, 4, 8, 16} <= set(cost.sizes)
+    assert 512 not in cost.sizes
 
 
 def test_a_slow_machine_knows_the_sizes_that_a_tick_with_a_stream_may_have() -> None:
     """Two seconds are enough for the fours and eights that a limit of a few tokens allows."""
     cost, _ = measured(2.0, CostModel(SLOW))
-    assert {1, 2, 3, 4, 8, 12, 16, 24, 32, 64} <= set(cost.steps)
+    assert {1, 2, 3, 4, 8, 12, 16, 24, 32, 64} <= set(cost.sizes)
     assert {1, 2, 3, 4, 8} <= set(cost.output.at)
     for n in (1, 3, 4, 8, 12, 16, 32):
         assert cost.computing(n) == pytest.approx(SLOW(n))
@@ -179,7 +179,7 @@ def test_where_wide_chunks_are_cheap_they_are_known_too() -> None:
     machine = Machine(CostModel(GPU), clock)
     machine.eager_s, machine.captures_s = 0.001, 0.004
     cost = Calibration(machine, clock).measure()
-    assert {1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512} <= set(cost.steps)
+    assert {1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512} <= set(cost.sizes)
     for n in (1, 4, 32, 512):
         assert cost.computing(n) == pytest.approx(GPU(n), rel=0.03)
 
@@ -203,7 +203,7 @@ def test_what_was_badly_disturbed_is_not_in_the_table() -> None:
         machine = Machine(tiny, clock)
         machine.noise = lambda draw=draw: 100.0 if draw.random() < 0.3 else 1.0  # type: ignore[misc]
         cost = Calibration(machine, clock).measure()
-        assert len(cost.steps) > 1
+        assert len(cost.sizes) > 1
         for before, after in pairwise(cost.computing.seconds):
             assert before <= 2.0 * after
 

@@ -11,7 +11,15 @@ from rich.console import Console
 
 from uma_trio.backend.base import Backend, ModelError
 from uma_trio.backend.fake import FakeBackend
-from uma_trio.cli.cost import StaircaseStep, _table, bar, decoders_ms, show_cost, steps, summary
+from uma_trio.cli.cost import (
+    MeasuredSize,
+    _table,
+    bar,
+    decoders_ms,
+    measured_sizes,
+    show_cost,
+    summary,
+)
 from uma_trio.cli.doctor import doctor
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Measured
@@ -48,13 +56,13 @@ def told(load: Loader, capsys: pytest.CaptureFixture[str], *, fresh: bool = Fals
 
 def test_a_step_down_and_the_plateau_are_pointed_out() -> None:
     """Where more tokens cost less than fewer is what a reader must not miss."""
-    notes = {step.tokens: step.note for step in steps(STAIRS, 64)}
+    notes = {step.tokens: step.note for step in measured_sizes(STAIRS, 64)}
     assert notes == {1: "", 2: "", 3: "", 4: "less than 3", 8: "", 64: "plateau"}
 
 
 def test_a_step_is_told_per_token_and_per_second() -> None:
     """Eight tokens in 20 ms are 2.5 ms each and 400 a second."""
-    step = StaircaseStep(8, 20.0)
+    step = MeasuredSize(8, 20.0)
     assert (step.ms_per_token, step.per_s) == (2.5, 400.0)
 
 
@@ -106,7 +114,7 @@ def test_the_model_is_loaded_once_and_closed(capsys: pytest.CaptureFixture[str])
 def test_the_table_fits_the_window(width: int) -> None:
     """The bars give way; no figure and no note is cut or broken."""
     out = Console(file=io.StringIO(), width=width)
-    found = steps(STAIRS, 64)
+    found = measured_sizes(STAIRS, 64)
     out.print(_table(found, width))
     heading, *rows = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert heading.split() == ["tokens", "ms", "ms/token", "tokens/s"]

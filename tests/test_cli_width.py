@@ -94,7 +94,7 @@ def test_a_staircase_is_shown_by_its_ends(monkeypatch: pytest.MonkeyPatch) -> No
     window = Window(monkeypatch, 120)
     metrics._show({"cost_staircase_ms": {"1": 20.0, "4": 30.0, "512": 900.0}}, clear=False)
     assert "1: 20  ...  512: 900 ms" in window.lines()[0]
-    assert metrics._steps(None, "ms") == "-"
+    assert metrics._by_size(None, "ms") == "-"
 
 
 def test_a_histogram_without_a_value_is_a_dash() -> None:

@@ -186,8 +186,8 @@ def test_what_cannot_be_trusted_falls_back_to_the_table() -> None:
 
 def test_a_step_can_be_added() -> None:
     """What is measured later stands beside what was measured first."""
-    assert STAIRS.with_step(5, 0.0152)(5) == 0.0152
-    assert STAIRS.with_step(5, 0.0152)(8) == STAIRS(8)
+    assert STAIRS.with_size(5, 0.0152)(5) == 0.0152
+    assert STAIRS.with_size(5, 0.0152)(8) == STAIRS(8)
 
 
 def test_a_model_that_is_often_wrong_says_so() -> None:
@@ -234,14 +234,14 @@ def test_two_steps_that_lie_close_together_promise_nothing_wild(last_s: float) -
 def test_the_plateau_is_the_smallest_chunk_at_full_rate() -> None:
     """A prefill gains nothing beyond it, and a newcomer waits least."""
     assert CostModel(STAIRS).plateau(512) == 64
-    slow_once = CostModel(STAIRS.with_step(512, 2.0))  # one bad sample shrinks no chunk
+    slow_once = CostModel(STAIRS.with_size(512, 2.0))  # one bad sample shrinks no chunk
     assert slow_once.plateau(512) == 64
     flat = CostModel(Staircase((1, 8, 64), (0.01, 0.011, 0.09)))
     assert flat.plateau(512) == 8
 
 
 TRUE = CostModel(
-    STAIRS.with_step(512, 0.77),
+    STAIRS.with_size(512, 0.77),
     output=Staircase((1, 4, 16), (0.0, -0.004, 0.003)),
     context_cell_s=2e-7,
     wide_context_cell_s=5e-8,

@@ -115,7 +115,7 @@ def test_others_get_what_readers_leave_and_no_token_is_late(name: str) -> None:
     assert max(reader.itl) <= 1.5 * solo_s(machine)
     model, solo = machine.believed, solo_s(machine)
     changes_s = model.recapture_s + model.change_s
-    rates = [(n - 1) / (model.computing(n) + HOST_S - solo + changes_s) for n in model.steps[1:]]
+    rates = [(n - 1) / (model.computing(n) + HOST_S - solo + changes_s) for n in model.sizes[1:]]
     assert computed(world) / 31.0 > 0.9 * (1 - 1 / 1.2) * max(rates)
 
 

@@ -94,8 +94,8 @@ def test_a_cost_model_at_odds_with_itself_ends_nothing() -> None:
     clock = Clock()
     spoilt = evolve(
         TRUTH,
-        computing=TRUTH.computing.with_step(9, 0.001).with_step(12, 0.001),
-        output=TRUTH.output.with_step(4, -0.999 * TRUTH.computing(4)),
+        computing=TRUTH.computing.with_size(9, 0.001).with_size(12, 0.001),
+        output=TRUTH.output.with_size(4, -0.999 * TRUTH.computing(4)),
     )
     spoilt = evolve(spoilt, measured=spoilt.computing)
     bench = Bench(

@@ -54,13 +54,13 @@ def test_who_comes_waits_for_one_decode_that_nobody_notices() -> None:
     models = refined(machine, KNOWN)
     assert len(machine.took) == len(models) - 1
     assert max(machine.took) <= 1.01 * UNNOTICED_S
-    assert max(models[-1].steps) == 64  # the next, 96 tokens, takes longer
+    assert max(models[-1].sizes) == 64  # the next, 96 tokens, takes longer
 
 
 def test_the_most_useful_gaps_are_filled_first() -> None:
     """Pairs, eights, threes and twelves before fives and sevens."""
     models = refined(Machine(TRUTH, Clock()), KNOWN)
-    news = [set(after.steps) - set(before.steps) for before, after in pairwise(models)]
+    news = [set(after.sizes) - set(before.sizes) for before, after in pairwise(models)]
     assert [n for new in news for n in new][:6] == [8, 2, 3, 32, 12, 24]
 
 
@@ -83,8 +83,8 @@ def test_a_step_that_was_disturbed_is_timed_again() -> None:
 
 def test_a_step_that_was_disturbed_when_it_was_measured_is_put_right() -> None:
     """Eight tokens looked as dear as sixty; what was right stays as it is, to the last bit."""
-    right = KNOWN.computing.with_step(12, 0.021)
-    found = refined(Machine(TRUTH, Clock()), CostModel(right.with_step(8, 0.080)))[-1]
+    right = KNOWN.computing.with_size(12, 0.021)
+    found = refined(Machine(TRUTH, Clock()), CostModel(right.with_size(8, 0.080)))[-1]
     assert found.computing(8) == found.measured(8) == pytest.approx(TRUTH.computing(8))
     assert found.computing(12) == 0.021
 
@@ -94,7 +94,7 @@ def test_while_others_are_at_work_no_step_is_put_right() -> None:
     beside = Staircase((1, 4, 16, 512), (0.016, 0.018, 0.030, 0.800))
     found = refined(Machine(CostModel(beside), Clock()), KNOWN)[-1]
     assert [found.computing(n) for n in (1, 4, 16)] == [0.008, 0.011, 0.026]
-    assert 12 in found.steps
+    assert 12 in found.sizes
 
 
 def test_a_wrong_time_of_one_token_is_put_right() -> None:
@@ -188,7 +188,7 @@ def test_a_daemon_that_rested_for_five_seconds_knows_its_staircase(slower: float
     door = Door(machine.clock, closes=machine.clock.now + 5.0)
     found = rest(machine, door, cost).memory.cost
     assert found is not None
-    assert set(range(1, 18)) <= set(found.steps)
+    assert set(range(1, 18)) <= set(found.sizes)
     for n in range(1, 18):
         assert found.computing(n) == pytest.approx(slower * TRUTH.computing(n))
 
@@ -199,7 +199,7 @@ def test_when_all_is_known_the_engine_sleeps_until_somebody_comes() -> None:
     door = Door(machine.clock, closes=120.0)
     cost = rest(machine, door).memory.cost
     assert cost is not None
-    assert {96, 256, 512} <= set(cost.steps)
+    assert {96, 256, 512} <= set(cost.sizes)
     assert door.waits[-1] is None
 
 

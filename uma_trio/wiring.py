@@ -237,7 +237,7 @@ def engine_settings(
         return plain
     cost = _cost(backend, on_measuring, beside)
     traffic = _traffic(backend.model)
-    probed = traffic.bandwidth({n: cost.seconds(Work(n)) for n in cost.steps})
+    probed = traffic.bandwidth({n: cost.seconds(Work(n)) for n in cost.sizes})
     if probed:
         cell_s = traffic.cell_bytes / probed
         cost = assume_looking_back(cost, cell_s, whole_cache=backend.limits.whole_cache)

@@ -1,4 +1,4 @@
-"""The machine that a trace shows: its steps, what attention costs, its noise, its pauses.
+"""The machine that a trace shows: its sizes, what attention costs, its noise, its pauses.
 
 The time of a tick depends on its kind (tokens, and rows that give logits) and on the KV cells that
 attention looks at. What is left over is noise. Noise is drawn from what was measured around the
@@ -55,16 +55,16 @@ class Load:
 
 @frozen
 class Fitted:
-    """Seconds of a decode: a step for each kind that was seen, and what each cell adds."""
+    """Seconds of a decode: a time for each kind that was seen, and what each cell adds."""
 
-    steps: dict[Kind, float]
+    by_kind: dict[Kind, float]
     between: Staircase  # by tokens, for kinds that were not seen
     per_cell: tuple[float, float]
 
     def __call__(self, load: Load) -> float:
         """Return the seconds."""
-        step = self.steps.get(load.kind)
-        return (self.between(load.kind[0]) if step is None else step) + self.cells_s(load)
+        seconds = self.by_kind.get(load.kind)
+        return (self.between(load.kind[0]) if seconds is None else seconds) + self.cells_s(load)
 
     def cells_s(self, load: Load) -> float:
         """Return what attention takes."""
@@ -80,28 +80,28 @@ def fit(loads: Sequence[Load], seconds: Sequence[float]) -> Fitted:
     per_cell = _per_cell(calm, loads, seconds)
     bare = Fitted({}, Staircase((1,), (0.0,)), per_cell)
     left = [max(LEAST * s, s - bare.cells_s(x)) for x, s in zip(loads, seconds, strict=True)]
-    steps = {
+    by_kind = {
         kind: median(left[i] for i in members)
         for kind, members in kinds.items()
         if len(members) >= TYPICAL
     }
     return Fitted(
-        steps, _between([(x.kind[0], s) for x, s in zip(loads, left, strict=True)]), per_cell
+        by_kind, _between([(x.kind[0], s) for x, s in zip(loads, left, strict=True)]), per_cell
     )
 
 
 def _between(ticks: Iterable[tuple[int, float]]) -> Staircase:
-    """Return the time by tokens; counts that were seldom seen share a step with their neighbours."""
-    steps: dict[int, float] = {}
+    """Return the time by tokens; counts that were seldom seen share a time with their neighbours."""
+    by_size: dict[int, float] = {}
     together: list[tuple[int, float]] = []
     ordered = sorted(ticks)
     for i, (n, seconds) in enumerate(ordered):
         together.append((n, seconds))
         last = i == len(ordered) - 1
         if last or (len(together) >= TYPICAL and ordered[i + 1][0] > n):
-            steps[round(median(n for n, _ in together))] = median(s for _, s in together)
+            by_size[round(median(n for n, _ in together))] = median(s for _, s in together)
             together = []
-    return Staircase(tuple(steps), tuple(steps.values()))
+    return Staircase(tuple(by_size), tuple(by_size.values()))
 
 
 def _calm(kinds: dict[Kind, list[int]], seconds: Sequence[float]) -> list[list[int]]:
@@ -165,7 +165,7 @@ class Nearby:
 
 
 def profile(ticks: Sequence[TracedTick]) -> Profile:
-    """Return the machine of a trace: its steps, how ticks scattered around them, and its pauses.
+    """Return the machine of a trace: its sizes, how ticks scattered around them, and its pauses.
 
     A policy starts with the cost model that the recorded one had, or else with what the trace
     shows. The machine overlaps if a tick of the trace was prepared beside the one before it.

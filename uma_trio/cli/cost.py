@@ -26,7 +26,7 @@ _DECODERS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 @frozen
-class StaircaseStep:
+class MeasuredSize:
     """One measured count of tokens. `note` says what is remarkable about it."""
 
     tokens: int
@@ -72,15 +72,15 @@ def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None =
     return OK
 
 
-def steps(cost: CostModel, most: int) -> list[StaircaseStep]:
+def measured_sizes(cost: CostModel, most: int) -> list[MeasuredSize]:
     """Return the measured counts, with a note where the staircase goes down or levels off."""
-    found: list[StaircaseStep] = []
+    found: list[MeasuredSize] = []
     plateau = cost.plateau(most)
     for tokens, seconds in cost.table().items():
         notes = [] if tokens != plateau else ["plateau"]
         if found and seconds * 1e3 < found[-1].ms:
             notes.insert(0, f"less than {found[-1].tokens}")
-        found.append(StaircaseStep(tokens, seconds * 1e3, ", ".join(notes)))
+        found.append(MeasuredSize(tokens, seconds * 1e3, ", ".join(notes)))
     return found
 
 
@@ -100,12 +100,12 @@ def as_values(measured: Measured, most: int) -> dict[str, Any]:
         "others_share": cost.others,
         "steps": [
             {
-                "tokens": step.tokens,
-                "ms": step.ms,
-                "ms_per_token": step.ms_per_token,
-                "tokens_per_s": step.per_s,
+                "tokens": size.tokens,
+                "ms": size.ms,
+                "ms_per_token": size.ms_per_token,
+                "tokens_per_s": size.per_s,
             }
-            for step in steps(cost, most)
+            for size in measured_sizes(cost, most)
         ],
         "plateau": cost.plateau(most),
         "decoders_ms": decoders_ms(cost, most),
@@ -123,13 +123,13 @@ def _show(about: str, measured: Measured, most: int) -> None:
 
     out = console()
     out.print(f"One tick of so many tokens: {about}")
-    out.print(_table(steps(measured.cost, most), out.width))
+    out.print(_table(measured_sizes(measured.cost, most), out.width))
     for line in summary(measured, most):
         out.print(line)
 
 
-def _table(found: list[StaircaseStep], width: int) -> Table:
-    """Return the steps as a table whose bars take what the figures and notes leave of `width`."""
+def _table(found: list[MeasuredSize], width: int) -> Table:
+    """Return the sizes as a table whose bars take what the figures and notes leave of `width`."""
     from rich.table import Table
 
     names = ("tokens", "ms", "ms/token", "tokens/s")
@@ -140,14 +140,14 @@ def _table(found: list[StaircaseStep], width: int) -> Table:
     columns = list(zip((*names, ""), *rows, strict=True))
     taken = sum(2 + max(map(len, column)) for column in columns)  # with the gaps between
     room = max(_SHORTEST_BAR, min(_BAR, width - taken))
-    best = max(step.per_s for step in found)
+    best = max(size.per_s for size in found)
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, style="cyan", min_width=room)
     table.add_column("", no_wrap=True, style="dim")
-    for step, (*figures, note) in zip(found, rows, strict=True):
-        table.add_row(*figures, bar(step.per_s, best, room), note)
+    for size, (*figures, note) in zip(found, rows, strict=True):
+        table.add_row(*figures, bar(size.per_s, best, room), note)
     return table
 
 

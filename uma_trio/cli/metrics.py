@@ -115,12 +115,12 @@ def _row(name: str, value: Any, metric: Metric | None) -> tuple[str, str, str]:
     unit = metric.unit if speaks else ""
     return (
         name,
-        _steps(value, unit) if metric.label == "tokens" else _text(value, unit),
+        _by_size(value, unit) if metric.label == "tokens" else _text(value, unit),
         metric.help,
     )
 
 
-def _steps(value: dict[str, float] | None, unit: str) -> str:
+def _by_size(value: dict[str, float] | None, unit: str) -> str:
     """Return both ends of a staircase; `uma-trio doctor --cost` draws the whole of it."""
     if not value:
         return "-"

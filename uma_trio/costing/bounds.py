@@ -34,12 +34,12 @@ def _problems(cost: CostModel, weight_bytes: float) -> Iterator[str]:
     figures = (*cost.computing.seconds, *cost.output.seconds, *_others(cost).values())
     if not all(map(math.isfinite, figures)):
         yield "a figure is not finite"
-    steps = cost.computing.table()
-    if not steps or not cost.output.at or min(*steps, *cost.output.at) < 1:
-        yield "it has no step, or a step of less than one token"
+    sizes = cost.computing.table()
+    if not sizes or not cost.output.at or min(*sizes, *cost.output.at) < 1:
+        yield "it has no size, or a size of less than one token"
     least_s = max(LEAST_S, weight_bytes / MOST_BYTES_S)
     longest_s = 0.0
-    for n, seconds in steps.items():
+    for n, seconds in sizes.items():
         if not least_s <= seconds <= LONGEST_S:
             yield f"{n} tokens take {seconds:g} s, outside {least_s:g} to {LONGEST_S:g}"
         if seconds < LEAST_OF_NARROWER * longest_s:

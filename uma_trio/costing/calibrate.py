@@ -18,7 +18,7 @@ from uma_trio.costing.stopwatch import LEAST_S, BatchShape, Deadline, Samples, S
 from uma_trio.policy.cost import CostModel, Staircase
 
 
-def _steps(*tokens: int) -> tuple[BatchShape, ...]:
+def _sizes(*tokens: int) -> tuple[BatchShape, ...]:
     return tuple(BatchShape(n) for n in tokens)
 
 
@@ -30,25 +30,25 @@ def _rows(*tokens: int) -> tuple[BatchShape, ...]:
 # kernels take rows in fours and eights: those come first, dense where a tick with streams in it
 # likely ends. The odd ones are for as many decoders, to know whether one more would cost less.
 ORDER = (
-    *_steps(1, 4, 8, 2, 16, 3, 32),
+    *_sizes(1, 4, 8, 2, 16, 3, 32),
     *_rows(2, 4, 3),
-    *_steps(12, 24, 64),
+    *_sizes(12, 24, 64),
     *_rows(8),
-    *_steps(7),
+    *_sizes(7),
     *_rows(7),
-    *_steps(128, 256, 512, 1024, 384, 768, 6, 20, 5),
+    *_sizes(128, 256, 512, 1024, 384, 768, 6, 20, 5),
     *_rows(6, 5),
-    *_steps(48),
+    *_sizes(48),
     *_rows(16),
-    *_steps(28, 40, 10, 14, 9, 11, 13, 15, 17),
+    *_sizes(28, 40, 10, 14, 9, 11, 13, 15, 17),
     *_rows(12, 32, 24),  # ticks with drafts have a row for each token
-    *_steps(96, 192),
+    *_sizes(96, 192),
 )
 NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
 # No chunk of a prompt is larger than the largest measured size. If tokens are so slow that these sizes did not fit into
 # the session, they may take so many times as long. A small model on a busy machine took 0.8 s for one token, and its
 # prompts were computed one token at a time.
-CHUNKS, LONGER = _steps(4, 8, 16, 32), 5
+CHUNKS, LONGER = _sizes(4, 8, 16, 32), 5
 ONE, TWO = BatchShape(1), BatchShape(2)
 DEADLINE_S = 2.0
 # Each shape is timed once within the first part of the session, those that are needed whenever they
@@ -158,8 +158,8 @@ class Calibration:
         return self._model(first_s)
 
     def _model(self, first_s: float) -> CostModel:
-        steps = {ONE.tokens: first_s} | _undisturbed(self._samples.steps())
-        computing = Staircase(tuple(steps), tuple(steps.values()))
+        sizes = {ONE.tokens: first_s} | _undisturbed(self._samples.sizes())
+        computing = Staircase(tuple(sizes), tuple(sizes.values()))
         rows = {1: 0.0} | {
             n: max(seconds - computing(n), -0.5 * computing(n))
             for n, seconds in _undisturbed(self._samples.by_rows()).items()
@@ -253,7 +253,7 @@ class Calibration:
         looks_s = (2 * LOOKS + 1) * self._expected(LOOKERS)
         chunks = [
             shape
-            for shape in (SHALLOWEST, *map(BatchShape, self._samples.steps()))
+            for shape in (SHALLOWEST, *map(BatchShape, self._samples.sizes()))
             if SHALLOWEST.tokens <= shape.tokens <= watch.most - LOOKERS.tokens
             and deadline.fits(self._expected(shape) + looks_s, LOOKING_BACK)
         ]
@@ -287,13 +287,13 @@ class Calibration:
 
     def _expected(self, shape: BatchShape) -> float:
         """Return about how long a sample of `shape` will take, by its neighbours."""
-        steps = self._samples.steps()
-        above = [seconds for n, seconds in steps.items() if n >= shape.tokens]
+        sizes = self._samples.sizes()
+        above = [seconds for n, seconds in sizes.items() if n >= shape.tokens]
         if above:
             each = above[0]
         else:
-            largest = max(steps, default=shape.tokens)
-            each = steps.get(largest, 0.0) * shape.tokens / largest
+            largest = max(sizes, default=shape.tokens)
+            each = sizes.get(largest, 0.0) * shape.tokens / largest
         return (1 + self._watch.warming(shape)) * each
 
 

@@ -3,9 +3,9 @@
 One decode at a time (a few, of a tiny model), so that an arriving request waits for no more than that,
 and where a decode can be interrupted not even for that. The machine may be quicker or slower than
 when the table was measured, so a shape is timed in turn with one token alone, and the model learns the
-ratio. If the time of one token is wrong, all steps are, by the same factor, which ticks correct.
+ratio. If the time of one token is wrong, all sizes are, by the same factor, which ticks correct.
 
-A 0.5B model on two cores has 11 to 15 of 30 steps after calibration. Refining takes 15 to 18 s and cuts
+A 0.5B model on two cores has 11 to 15 of 30 sizes after calibration. Refining takes 15 to 18 s and cuts
 the mean error of the model from 15 to 7 %, on a busy machine from 21 to 16 %.
 """
 
@@ -24,7 +24,7 @@ from uma_trio.policy.cost import CostModel, Work
 # A shape is timed if it takes no longer than the first of these: who comes meanwhile waits for it; or
 # than the second if it can be interrupted: the processor should rest, too.
 UNNOTICED_S, LONGEST_S = 0.1, 1.0
-# A step of the table that is further off than this was disturbed when it was measured.
+# A size of the table that is further off than this was disturbed when it was measured.
 DOUBTFUL = 0.2
 # One token that takes less than the table has by this part shows that the table is of a busy machine.
 TOO_SLOW = 0.1
@@ -88,7 +88,7 @@ class Refinement:
         return _corrected(cost, shape, times, self._doubtful)
 
     def _next(self, cost: CostModel, longest_s: float) -> BatchShape | None:
-        """Return what to look at: what goes unnoticed before the rest, and gaps before steps."""
+        """Return what to look at: what goes unnoticed before the rest, and gaps before sizes."""
         decodes = 1 + self._watch.uncounted
         found = [
             (shape in self._disturbed, expected_s > UNNOTICED_S, _has(cost, shape), place, shape)
@@ -106,7 +106,7 @@ def _beside(shape: BatchShape) -> BatchShape:
 
 
 def _has(cost: CostModel, shape: BatchShape) -> bool:
-    return shape.tokens in (cost.steps if shape.rows == 1 else cost.output.at)
+    return shape.tokens in (cost.sizes if shape.rows == 1 else cost.output.at)
 
 
 def _off(seconds: float, believed: float, doubtful: float = DOUBTFUL) -> bool:
@@ -116,7 +116,7 @@ def _off(seconds: float, believed: float, doubtful: float = DOUBTFUL) -> bool:
 def _corrected(cost: CostModel, shape: BatchShape, times: float, doubtful: float) -> CostModel:
     """Return `cost` with a `shape` that takes so many `times` as long as what is beside it.
 
-    A step that is off by no more than the part `doubtful` stays.
+    A size that is off by no more than the part `doubtful` stays.
     """
     n, known = shape.tokens, _beside(shape).tokens
     believed = cost.computing(n) + (cost.output(n) if shape.rows > 1 else 0.0)
@@ -125,9 +125,9 @@ def _corrected(cost: CostModel, shape: BatchShape, times: float, doubtful: float
         return cost
     if shape.rows > 1:
         extra = max(seconds - cost.computing(n), -0.5 * cost.computing(n))
-        return evolve(cost, output=cost.output.with_step(n, extra))
+        return evolve(cost, output=cost.output.with_size(n, extra))
     return evolve(
         cost,
-        computing=cost.computing.with_step(n, seconds),
-        measured=cost.measured.with_step(n, times * cost.measured(known)),
+        computing=cost.computing.with_size(n, seconds),
+        measured=cost.measured.with_size(n, times * cost.measured(known)),
     )

@@ -74,11 +74,11 @@ class Remeasurement:
         """Return `cost` with what was timed in quiet windows, the present one included."""
         first = not self._sure.settled(ONE)
         self._sure = deepcopy(self._tentative)
-        timed = self._sure.steps()
+        timed = self._sure.sizes()
         if not self._sure.settled(ONE) or ONE.tokens not in timed:
             return cost
-        steps = {n: self._expected(n) for n in self._old.steps} | timed
-        computing = _staircase(steps)
+        sizes = {n: self._expected(n) for n in self._old.sizes} | timed
+        computing = _staircase(sizes)
         rows = {
             n: seconds * computing(n) / max(self._old.computing(n), LEAST_S)
             for n, seconds in self._old.output.table().items()
@@ -117,15 +117,15 @@ class Remeasurement:
         What the table has is measured in any case where decodes can be interrupted.
         """
         if interruptible and shape.tokens in (
-            self._old.steps if shape.rows == 1 else self._old.output.at
+            self._old.sizes if shape.rows == 1 else self._old.output.at
         ):
             return True
         longest_s = LONGEST_S if interruptible else UNNOTICED_S
         return (1 + self._watch.warming(shape)) * self._expected(shape.tokens) <= longest_s
 
     def _expected(self, tokens: int) -> float:
-        """Return the seconds of a step: the nearest one that was timed, in the proportions of the old table."""
-        timed, old = self._sure.steps(), self._old.computing
+        """Return the seconds of a size: the nearest one that was timed, in the proportions of the old table."""
+        timed, old = self._sure.sizes(), self._old.computing
         near = max((n for n in timed if n <= tokens), default=0)
         return timed[near] * old(tokens) / old(near) if near else old(tokens)
 

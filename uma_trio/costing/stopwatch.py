@@ -209,7 +209,7 @@ class Samples:
             return (first + more[0]) / 2
         return first
 
-    def steps(self) -> dict[int, float]:
+    def sizes(self) -> dict[int, float]:
         """Return the seconds by tokens of all shapes with one row that could be computed."""
         return self._finite({shape.tokens: shape for shape in self._seconds if shape.rows == 1})
 

@@ -39,10 +39,10 @@ from uma_trio.policy.tuning import TUNING, Tuning
 
 WIDE_ROWS = 64  # from here on attention works in tiles (ggml-cpu/ops.cpp, GGML_FA_TILE_Q)
 # A machine that is slower or quicker than this is not followed: its ticks are off, and the model says so. What
-# the scale factor cannot take must not end in the one step that is in use: when the machine is back,
+# the scale factor cannot take must not end in the one size that is in use: when the machine is back,
 # correcting that would move all others.
 SCALE_BOUNDS = (1 / 8, 8.0)
-# However noisy ticks are, a step stays within so many times of what was measured, either way, and no
+# However noisy ticks are, a size stays within so many times of what was measured, either way, and no
 # tick makes a machine quicker by more than that.
 FURTHEST = 8.0
 # Kernels take rows in fours, so that more logits rows may cost less: by this part at the most.
@@ -99,7 +99,7 @@ class Staircase:
         """Return a staircase that is `factor` times as high everywhere."""
         return Staircase(self.at, tuple(s * factor for s in self.seconds))
 
-    def with_step(self, n: int, seconds: float) -> Staircase:
+    def with_size(self, n: int, seconds: float) -> Staircase:
         """Return a staircase that knows `n` too."""
         table = dict(zip(self.at, self.seconds, strict=True)) | {n: seconds}
         at = tuple(sorted(table))
@@ -111,7 +111,7 @@ class Staircase:
         return Staircase(self.at, tuple([max(s * factor, min(s, low)) for s, low in above]))
 
     def corrected(self, n: int, factor: float, measured: Staircase) -> Staircase:
-        """Return a staircase whose steps at or around `n` are multiplied by `factor`.
+        """Return a staircase whose sizes at or around `n` are multiplied by `factor`.
 
         Each stays within :data:`FURTHEST` times of `measured`.
         """
@@ -204,7 +204,7 @@ class CostModel:
         return self.error > UNTRUSTED_ERROR and self.error > self.table_error
 
     @property
-    def steps(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
         """The numbers of tokens with a measured time; values between them are interpolated."""
         return self.computing.at
 
@@ -274,7 +274,7 @@ class CostModel:
         """Return the model corrected by one measured tick.
 
         `host_s` is None where it says nothing: before the first decode after an idle time.
-        The rates say how much of a miss is the scale factor's, and how much this step's own; those of `tuning`
+        The rates say how much of a miss is the scale factor's, and how much this size's own; those of `tuning`
         unless given.
         """
         tuning, expected = self.tuning, self._by(self.computing, work)
@@ -338,8 +338,8 @@ class CostModel:
         """Return the model of a machine that takes this part of the time, or 1 / `FURTHEST` of it.
 
         What ticks of `n` tokens had come to take longer than measured goes first, and as much of what other
-        steps had; then what the scale factor is above 1. Both stand for a machine that was slow. Only the rest
-        moves all steps, used or not.
+        sizes had; then what the scale factor is above 1. Both stand for a machine that was slow. Only the rest
+        moves all sizes, used or not.
         """
         factor = max(factor, 1.0 / FURTHEST)
         risen = self.computing(n) / max(self.measured(n), sys.float_info.min)
@@ -387,7 +387,7 @@ class CostModel:
         return max(rates, key=rates.__getitem__)
 
     def _rates(self, largest: int) -> dict[int, float]:
-        counts = [n for n in self.steps if n <= largest] or [largest]
+        counts = [n for n in self.sizes if n <= largest] or [largest]
         between_s = self.contended_host_s or self.host_s
         return {n: n / (self.computing(n) + between_s) for n in counts}
 

@@ -82,12 +82,12 @@ class Tuning:
     scale_rate: float = _at(
         0.1, "the scale factor follows within ten ticks, as when another program takes a core"
     )
-    step_rate: float = _at(0.05, "a step of the staircase follows within twenty ticks of its own")
+    step_rate: float = _at(0.05, "a size of the staircase follows within twenty ticks of its own")
     alone_scale_rate: float = _at(0.2, "`scale_rate` of an isolated tick beside readers")
     alone_step_rate: float = _at(0.05, "`step_rate` of it")
     mixed_scale_rate: float = _at(
         0.02,
-        "`scale_rate` of a mixed one: a step that is too low would raise solo, and every limit with it",
+        "`scale_rate` of a mixed one: a size that is too low would raise solo, and every limit with it",
     )
     mixed_step_rate: float = _at(0.15, "`step_rate` of it")
     error_rate: float = _at(0.05, "how quickly the mean error of predictions is followed")

@@ -32,7 +32,7 @@ class CostFigures(Protocol):
 
     @property
     def scale(self) -> float:
-        """The scale factor on all its steps."""
+        """The scale factor on all its sizes."""
 
     @property
     def trusted(self) -> bool:
@@ -232,7 +232,7 @@ class PromiseFigures:
     def _cost_values(self) -> dict[str, object]:
         last, cost = self._last, self._last.cost
         p50, p95 = self._misses.quantiles((0.50, 0.95))
-        steps = {} if cost is None else cost.table()
+        by_size = {} if cost is None else cost.table()
         return {
             "predicted_ms_last": last.predicted_s * 1e3,
             "cost_error": None if cost is None else cost.error,
@@ -243,7 +243,7 @@ class PromiseFigures:
             "cost_scale": None if cost is None else cost.scale,
             "cost_staircase_ms": None
             if cost is None
-            else {str(n): seconds * cost.scale * 1e3 for n, seconds in steps.items()},
+            else {str(n): seconds * cost.scale * 1e3 for n, seconds in by_size.items()},
             "scheduler_efficiency": self._totals.efficiency,
         }
 

@@ -4,7 +4,7 @@ A guess that turns out right is a token for one row of a batch. What a row costs
 how likely each guess is to be right in the view of its sequence. So the guesses of all streams are sorted
 by that, and as many are taken as give the most tokens a second:
 
-- *Free* rows take no time: they stand where ballast would, on a step of the staircase that goes down or
+- *Free* rows take no time: they stand where ballast would, on a size of the staircase that goes down or
   is level. They are always taken.
 - *Paid* rows make the tick longer. They are taken where tokens a second rise by `PAID_WORTH`, within what
   the streams of the tick can bear: a reader's own drafts may take its tick to `pause_cap` times one
@@ -182,7 +182,7 @@ def offers_of(
     """
     gains = [0.0, *accumulate([chance for chance, _ in guesses])]
     context = [0, *accumulate([view.computed for _, view in guesses])]
-    sizes, offers, last = cost.steps, {}, len(guesses)
+    sizes, offers, last = cost.sizes, {}, len(guesses)
     for n in range(1, last + 1):
         if gains[n] < LEAST_GAIN:
             continue
@@ -223,7 +223,7 @@ def _drafted(item: PlanItem, n: int) -> PlanItem:
 def parts_with_drafts(state: SchedulerState, plan: Plan, cost: CostModel) -> Mapping[int, float]:
     """Return by key the time that a token takes a reader alone, as a part of that without drafts.
 
-    `plan` has the readers' steps and nothing else. A reader that is not named takes the whole.
+    `plan` has the readers' tokens and nothing else. A reader that is not named takes the whole.
     """
     known = plan.memory.drafted_parts
     if not state.best_effort or not (known or state.drafting):

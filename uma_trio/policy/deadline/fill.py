@@ -57,16 +57,16 @@ def fitting(
 ) -> dict[int, float]:
     """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
 
-    Sizes fill the tick up to a known step, or take all `most` that there are; none goes beyond
-    the largest step: nobody knows what it takes, and who comes meanwhile waits for it. Only a tick
+    Sizes fill the tick up to a known size, or take all `most` that there are; none goes beyond
+    the largest size: nobody knows what it takes, and who comes meanwhile waits for it. Only a tick
     of all `most` is priced with ballast: any other can have useful rows in its place.
     """
     total, endless = line.tick.tokens, math.isinf(limit_s)
-    if total < cost.steps[-1]:
-        most = min(most, cost.steps[-1] - total)
+    if total < cost.sizes[-1]:
+        most = min(most, cost.sizes[-1] - total)
     took: dict[int, float] = {}
-    for size in [step - total for step in cost.steps if 0 < step - total < most]:
-        # Most sizes are too large by their own step, before it is asked what they look back at.
+    for size in [n - total for n in cost.sizes if 0 < n - total < most]:
+        # Most sizes are too large by their own time, before it is asked what they look back at.
         seconds = 0.0 if endless else cost.at_least(total + size)
         if seconds <= limit_s:
             seconds = cost.seconds(line.tick, *line.adds(size))
