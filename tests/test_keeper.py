@@ -60,6 +60,11 @@ class Shelf:
         return [entry.names[0] for entry in self.keeper.entries if entry.state == "loaded"]
 
 
+async def no_records(_served: Any) -> None:
+    """Keep nothing of the requests of a model that is unloaded."""
+    await trio.lowlevel.checkpoint()
+
+
 async def at_once(function: Callable[..., Any], *arguments: Any, **_options: Any) -> Any:
     """Call a function without a thread."""
     await trio.lowlevel.checkpoint()
@@ -81,6 +86,7 @@ async def shelf(
     entries = [Entry(evolve(base, alias=(name,))) for name in names]
     service = SimpleNamespace(removed=[], embedders={})
     service.remove = service.removed.append
+    service.keep_records = no_records
     made: Any = None
 
     def deploy(entry: Entry, loaded: Any) -> Any:

@@ -434,6 +434,20 @@ async def test_who_asked_to_load_and_leaves_ends_it(
         assert daemon.code.state == "unloaded"
 
 
+async def test_requests_of_an_unloaded_model_are_explained(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Among the latest ones, and by their handle."""
+    async with loading_house(monkeypatch) as daemon:
+        service = daemon.house.inner.service
+        asked = {**ASKED, "model": "code"}
+        assert (await daemon.house.ask("POST", "/v1/completions", asked)).status == 200
+        assert await daemon.keeper.unload(daemon.code)
+        (one,) = (await service.explain(None, 4)).requests
+        assert one.reason == "length"
+        assert (await service.explain(one.handle, 4)).requests == (one,)
+
+
 async def test_a_daemon_without_a_loaded_model_is_well(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

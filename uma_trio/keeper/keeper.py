@@ -137,6 +137,7 @@ class Keeper(Catalogue):
 
     async def _free(self, entry: Entry, deployment: Deployment, held: ExitStack) -> None:
         """End the computing of a model that takes no more requests, and free its memory."""
+        await self._service.keep_records(deployment.served)
         await self._let_go(deployment)
         entry.prefixes = deployment.prefixes()
         del deployment

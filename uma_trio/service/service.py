@@ -7,7 +7,9 @@ of tokens or of limits.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
@@ -16,7 +18,7 @@ from attrs import evolve
 from uma_protocol.errors import Code
 from uma_trio.backend.base import Adapter
 from uma_trio.engine.messages import EncoderKind, Snapshot
-from uma_trio.engine.records import PrefixReport, Recorded
+from uma_trio.engine.records import PrefixReport, Recorded, RequestRecord
 from uma_trio.service import loading
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
@@ -44,6 +46,7 @@ _NOT_YOURS = (
     "that request is another user's; ask as that user, as the user that runs the daemon, or with an "
     "admin key (--http-admin-key-file)"
 )
+_KEPT: Final = 64  # records of requests of unloaded models; as many as an engine tells at once
 _ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
 _ENCODERS: Final[Mapping[EncoderKind, tuple[str, str]]] = {
     "embed": ("--embedding-model", "vectors"),
@@ -91,6 +94,8 @@ class Service:
         self.draining = False
         self.log_request = log_request
         self._models: list[ServedModel] = []
+        #: The latest requests of models that were unloaded since.
+        self._ended: deque[RequestRecord] = deque(maxlen=_KEPT)
         #: What loads and unloads models, where there are several.
         self.shelf: Shelf[Any] | None = None
         self._rest = Pulse(trio.lowlevel.checkpoint, lambda: None, Outlook, 1)
@@ -112,6 +117,14 @@ class Service:
         """Serve a model no more. The last one is shown, and refuses what needs it, until there is another."""
         if len(self._models) > 1:
             self._models.remove(served)
+
+    async def keep_records(self, served: ServedModel) -> None:
+        """Keep what the engine of a model, which is about to end, can explain of its latest requests.
+
+        Nothing is kept of an engine that has stopped.
+        """
+        with suppress(Refusal):
+            self._ended.extend((await served.explain(None, 0)).requests)
 
     @property
     def models(self) -> tuple[ServedModel, ...]:
@@ -328,14 +341,18 @@ class Service:
     async def explain(self, handle: int | None, ticks: int) -> Recorded:
         """Return how one request, or the latest ones, spent their time, with `ticks` ticks.
 
-        Ticks are of the model of that request, or else of the default one.
+        Ticks are of the model of that request, or else of the default one; of a request whose model was unloaded there
+        are none.
 
         Raises:
             Refusal: no engine runs.
         """
         self._require_one()
         found = [await served.explain(handle, ticks) for served in self._alive()]
-        found.append(loading.recorded(self.directory, self.clock(), handle))
+        now = self.clock()
+        found.append(loading.recorded(self.directory, now, handle))
+        ended = tuple(one for one in self._ended if handle in (None, one.handle))
+        found.append(Recorded(now, ended, ()))
         first = next((each for each in found if each.requests), found[0])
         if handle is not None:
             return first
