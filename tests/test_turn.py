@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -22,9 +23,9 @@ from uma_trio.engine.messages import Encode, Explain, Inspect, SamplingParams, S
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.records import Recorded, Wait
-from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim, chosen, free_s
+from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim, chosen, free_s, leads
 from uma_trio.engine.waits import wait_of
-from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import Contract
 from uma_trio.telemetry.metrics import Metrics
@@ -76,6 +77,31 @@ def test_a_tick_may_take_until_the_readers_tick_of_another_model_has_to_begin() 
         0.040 - CAREFUL * 0.010 - EARLY_S
     )
     assert free_s([READER, BATCH], 0, 1.0, FLOOR) == math.inf
+
+
+def test_a_tick_waits_until_readers_are_far_enough_ahead_for_a_large_one() -> None:
+    """Small ones would compute a prompt at a fraction of the rate."""
+    wants = evolve(BATCH, wants_s=0.200)
+    for begins_at, next_one in ((1.199, 0), (1.201, 1)):
+        due_at = begins_at + CAREFUL * 0.010 + EARLY_S
+        reader = TickClaim(due_at=due_at, takes_s=0.010, reach_s=0.300)
+        assert chosen([reader, wants], 1.0, FLOOR) == next_one
+
+
+def test_a_tick_does_not_wait_for_more_than_readers_can_be_ahead() -> None:
+    """It takes what there is."""
+    wants = evolve(BATCH, wants_s=0.200)
+    assert chosen([evolve(READER, reach_s=0.030), wants], 1.0, FLOOR) == 0
+    assert chosen([evolve(READER, reach_s=0.026), wants], 1.0, FLOOR) == 1
+
+
+def test_a_reader_leads_where_another_model_works() -> None:
+    """And where readers of two models need most of the machine, so that no tick may be late."""
+    light, heavy = (TickClaim(due_at=1.0, takes_s=0.040 * part, load=part) for part in (0.2, 0.5))
+    assert leads([READER, BATCH], 0)
+    assert not leads([light, heavy], 0)
+    assert leads([heavy, heavy], 0)
+    assert not leads([evolve(heavy, load=0.9), TickClaim()], 0)
 
 
 # --- several engines ---
@@ -137,6 +163,7 @@ class Streams:
                 credit=10_000,
                 sink=sink,
                 submitted=self.clock.now,
+                smooth=True,
             )
         )
         return sink
@@ -160,7 +187,7 @@ class Streams:
 
 
 class Timed(Sink):
-    """A stream that notes when each item came, and calls `heard`."""
+    """A stream that notes when each item is shown, and calls `heard` when it comes."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -170,7 +197,7 @@ class Timed(Sink):
     def send_nowait(self, item: object) -> None:
         """Keep it, with the time."""
         super().send_nowait(item)  # type: ignore[arg-type]
-        self.times.append(self.clock.now)
+        self.times.append(max(self.clock.now, getattr(item, "show_at", 0.0)))
         self.heard()
 
     @property
@@ -194,7 +221,31 @@ def test_a_reader_keeps_its_step_while_another_model_computes_a_long_prompt() ->
     assert len(reader.tokens) == 150
     assert len(other.tokens) == 8
     assert max(reader.gaps) <= STEP_S + EARLY_S
-    assert max(streams.machines[1].took[:-9]) < STEP_S
+
+
+# About what a model of 0.5B costs on two cores: a tick of one token leaves less of a step than another such tick takes.
+SLOW = CostModel(
+    Staircase(
+        (1, 2, 4, 8, 16, 20, 24, 32, 64),
+        (0.0187, 0.029, 0.046, 0.090, 0.171, 0.185, 0.202, 0.226, 0.463),
+    ),
+    context_cell_s=1.2e-6,
+)
+
+
+def test_a_reader_is_computed_ahead_for_ticks_of_another_model_that_are_longer_than_a_step() -> (
+    None
+):
+    """A small tick would not fit before the reader's, and a large one computes a prompt three times as fast."""
+    streams = Streams(2, SLOW)
+    reader = streams.ask(0, 8, 1000)
+    prompt = streams.ask(1, 2000, 2, "background")
+    streams.run()
+    alone_s = sum(SLOW.seconds(Work(32, 1, 32 * at, at)) for at in range(0, 2000, 32))
+    left = 1.0 - SLOW.seconds(Work(1)) / STEP_S
+    assert prompt.times[0] < 1.35 * alone_s / left
+    beside = [b - a for a, b in pairwise(t for t in reader.times[1:-1] if t < prompt.times[0])]
+    assert max(beside[20:]) <= STEP_S + EARLY_S
 
 
 def test_a_reader_on_each_of_two_models_keeps_its_step() -> None:
@@ -204,6 +255,26 @@ def test_a_reader_on_each_of_two_models_keeps_its_step() -> None:
     streams.run()
     assert max(one.gaps + two.gaps) <= STEP_S
     assert len(one.tokens) == len(two.tokens) == 60
+
+
+def test_readers_of_two_models_who_need_nearly_all_of_the_machine_keep_their_steps() -> None:
+    """A tick that takes longer than the one before it is taken from their leads."""
+    streams, rng = Streams(2, SLOW), random.Random(1)
+    for machine in streams.machines:
+        machine.noise = lambda: rng.uniform(0.8, 1.3)
+    one, two = streams.ask(0, 8, 200), streams.ask(1, 8, 200)
+    streams.run()
+    assert max(one.gaps + two.gaps) <= STEP_S + EARLY_S
+
+
+def test_a_reader_of_the_model_that_computes_a_prompt_keeps_its_step_too() -> None:
+    """Its tick has few tokens of the prompt until the other model's reader is ahead."""
+    streams = Streams(2, COST.times(0.8))
+    one, two = streams.ask(0, 8, 300), streams.ask(1, 8, 300)
+    prompt = streams.ask(1, 1000, 2, "background")
+    streams.run()
+    assert prompt.times[0] < two.times[-1]
+    assert max(one.gaps + two.gaps) <= STEP_S + EARLY_S
 
 
 def test_drafts_of_one_model_do_not_take_the_time_of_another_models_readers() -> None:

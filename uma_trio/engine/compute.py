@@ -18,7 +18,7 @@ from attrs import define, evolve
 from uma_trio.engine.idle import IDLE_S
 from uma_trio.engine.inbox import Bell
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.turn import TickClaim, chosen, free_s
+from uma_trio.engine.turn import TickClaim, chosen, free_s, leads
 
 # Who has nothing to compute is asked again after so long at the latest, since some of what it waits for
 # only needs time.
@@ -135,7 +135,8 @@ class ComputeTask:
             return False
         member, claim = awake[index], claims[index]
         self._note_who_waits(member, [m for m in awake if m is not member], now)
-        member.engine.limit(free_s(claims, index, now, self._floor))
+        free, leading = free_s(claims, index, now, self._floor), leads(claims, index)
+        member.engine.limit(free, leads=leading)
         if self._last is not member:
             member.engine.interrupted()
         self._last = member
@@ -166,7 +167,7 @@ class ComputeTask:
         def pause(left_s: float) -> None:
             since = self._clock()
             used_s = member.used_s + since - began - self._ticked_s
-            here = evolve(claim, works=True, takes_s=left_s, used_s=used_s)
+            here = evolve(claim, works=True, takes_s=left_s, used_s=used_s, wants_s=0.0)
             while self._chosen(evolve(here, waited_s=self._clock() - since)):
                 pass
 

@@ -128,7 +128,7 @@ class Engine:
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         # The second: whether the latest tick gave a first token.
-        self._idle, self._untold, self._paused_s = True, False, 0.0
+        self._idle, self._untold, self._paused_s, self._leads = True, False, 0.0, False
         self._serial = Serial(self._parts())
         self._overlapped = Overlapped(self._serial.do, unforeseen=self._serial)
         #: Called in pauses of a tick, where the backend has any, with the seconds that are left of it.
@@ -163,8 +163,12 @@ class Engine:
         encodes = any(each.has_work for each in self._encodings)
         return evolve(found, works=True, least_s=PART_S) if encodes else found
 
-    def limit(self, seconds: float) -> None:
-        """Let the next tick take at most so long, as far as its size decides that: another model has readers."""
+    def limit(self, seconds: float, *, leads: bool = False) -> None:
+        """Let the next tick take at most so long, as far as its size decides that: another model has readers.
+
+        If this one `leads`, its tokens are shown a step apart, for what others compute between them.
+        """
+        self._leads = leads
         self._planner.limit(seconds)
         self._encoding.idle_s = seconds
 
@@ -374,8 +378,8 @@ class Engine:
         outcomes = completed.outcomes
         pairs = [(running[outcome.chunk.key], outcome) for outcome in outcomes]
         self._places.charge(completed, [(sequence, outcome.chunk) for sequence, outcome in pairs])
-        if not paces and self._encoding.has_work:
-            # Shown evenly: what a tick waits less than it may for texts is a lead, and not lost.
+        if self._leads or (not paces and self._encoding.has_work):
+            # Shown evenly: what a tick waits less than it may for texts or other models is a lead, and not lost.
             paces = self._planner.steps(now)
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
         for sequence, outcome in pairs:

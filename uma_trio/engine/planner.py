@@ -30,7 +30,7 @@ from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.shape import MOST_BALLAST
-from uma_trio.policy.deadline.slack import alone_s, is_read, margin, step_s
+from uma_trio.policy.deadline.slack import alone_s, is_read, margin, reach_of, step_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy
@@ -121,7 +121,40 @@ class Planner:
         least_s = 0.0 if cost is None else cost.seconds(Work(1)) * self._longest_part
         due_at, takes_s = self._due(readers, now)
         self._due_at = due_at
-        return TickClaim(due_at, takes_s, works=works or bool(registry.waiting), least_s=least_s)
+        reach_s, load = self._lead(readers, takes_s, now)
+        return TickClaim(
+            due_at,
+            takes_s,
+            works=works or bool(registry.waiting),
+            least_s=least_s,
+            wants_s=max(least_s, self._wants_s(views)),
+            reach_s=reach_s - CAREFUL * takes_s - EARLY_S,
+            load=load,
+        )
+
+    def _wants_s(self, views: Ordered[SequenceView]) -> float:
+        """Return what a tick takes that computes what nobody reads at about the best rate; 0 if it pauses."""
+        cost = self.memory.cost
+        if cost is None or self._longest_part < 1:
+            return 0.0
+        unread = [view for view in views if view.credit > 0 and not view.protected]
+        demand = sum([view.pending - view.drafted for view in unread])
+        n = min(demand, cost.plateau(self._recovery.batch_limit))
+        return margin(cost) * cost.seconds(self._deep(n)) if n else 0.0
+
+    def _lead(
+        self, readers: Ordered[SequenceView], takes_s: float, now: float
+    ) -> tuple[float, float]:
+        """Return how long after now the next token of `readers` may be due at the latest, and which part of the time they need."""
+        contract, reach_s, least_s = self._settings.contract, math.inf, math.inf
+        for view in readers:
+            ahead_s = 0.0 if view.shown_at is None else view.shown_at - now
+            step = step_s(view, contract, takes_s)
+            reach_s, least_s = (
+                min(reach_s, reach_of(view, contract, ahead_s, step)),
+                min(least_s, step),
+            )
+        return reach_s, takes_s / least_s if readers else 0.0
 
     def spare_s(self, now: float) -> float:
         """Return how long the next tick may wait before a token that is read is late; infinite if nobody reads."""
@@ -167,10 +200,15 @@ class Planner:
         most, cost = self._recovery.batch_limit, self.memory.cost
         if cost is None or self._most_s == math.inf:
             return most
-        least = max(1, min(most, len(self._registry.running)))
-        while most > least and cost.seconds(Work(most)) > self._most_s:
-            most = max(least, most // 2)
-        return most
+        least, seconds = max(1, min(most, len(self._registry.running))), self._most_s / margin(cost)
+        sizes = [most, *[n for n in reversed(cost.sizes) if least < n < most]]
+        return next((n for n in sizes if cost.seconds(self._deep(n)) <= seconds), least)
+
+    def _deep(self, n: int) -> Work:
+        """Return the work of a tick of so many tokens, all where the longest sequence is that takes part."""
+        running, absent = self._registry.running, self._registry.absent
+        depths = [s.view.computed for key, s in running.items() if key not in absent]
+        return Work(n, 1, n * max(depths, default=0), sum(depths))
 
     def plan(self, now: float) -> Tick | None:
         """Return the next tick, in the backend's arrays; None if there is nothing to compute.

@@ -3,6 +3,9 @@
 A token that somebody reads is due at a time (:mod:`uma_trio.policy.deadline.slack`). Until its tick has to begin,
 the other models may compute; of those with work that nobody reads as it comes, whoever had the least of the
 machine's time is next.
+
+A small tick may have a third of the rate of a larger one that does not fit before the reader's tick. So readers are computed
+ahead first, until it fits: their tokens are shown a step apart, and those that were computed earlier are held.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ EARLY_S: Final = 0.002
 """And so much earlier, for what passes between two ticks."""
 PART_S: Final = 0.010
 """The longest part of a tick that pauses for readers of other models is at most so long, by prediction."""
+FULL: Final = 0.95
+"""From this part of what readers can be ahead on nothing is waited for."""
+TIGHT: Final = 0.75
+"""Readers who need this part of the machine together get tokens a step apart: what varies becomes a lead."""
 
 
 @frozen
@@ -29,6 +36,9 @@ class TickClaim:
     readers. `works` says whether there is anything else to compute; the smallest tick takes `least_s`. The
     model has `waited_s` for a tick, and `used_s` of the machine's time was for that other work. Of a tick that is paused
     `takes_s` is what is left, and `least_s` its next part.
+
+    A tick that computes the other work at about the best rate takes `wants_s`. Ticks of other models may take `reach_s` where
+    its readers are as far ahead as they can be. Its readers need the part `load` of the machine to keep their steps.
     """
 
     due_at: float = math.inf
@@ -37,6 +47,9 @@ class TickClaim:
     least_s: float = 0.0
     waited_s: float = 0.0
     used_s: float = 0.0
+    wants_s: float = 0.0
+    reach_s: float = math.inf
+    load: float = 0.0
 
     @property
     def begins_at(self) -> float:
@@ -60,7 +73,9 @@ def chosen(claims: Sequence[TickClaim], now: float, floor: float) -> int | None:
         return max(owed, key=lambda i: claims[i].waited_s)
     fitting = [i for i in working if claims[i].least_s <= _before_others(claims, i) - now]
     if fitting:
-        return min(fitting, key=lambda i: claims[i].used_s)
+        next_one = min(fitting, key=lambda i: claims[i].used_s)
+        if not (read and _saves(claims, next_one, now)):
+            return next_one
     return min(read or working, key=lambda i: claims[i].begins_at, default=None)
 
 
@@ -71,6 +86,21 @@ def free_s(claims: Sequence[TickClaim], of: int, now: float, floor: float) -> fl
     """
     own = claims[of]
     return max(_before_others(claims, of) - now, own.least_s if own.is_owed(floor) else 0.0)
+
+
+def leads(claims: Sequence[TickClaim], of: int) -> bool:
+    """Whether tokens of model `of` are shown a step apart: what is computed earlier is a lead for ticks of others."""
+    others = [claim for i, claim in enumerate(claims) if i != of]
+    readers = sum([claim.load for claim in others])
+    return any(claim.works for claim in others) or (
+        readers > 0 and readers + claims[of].load >= TIGHT
+    )
+
+
+def _saves(claims: Sequence[TickClaim], of: int, now: float) -> bool:
+    """Whether the tick of model `of` waits until the readers of others are far enough ahead for it."""
+    reach_s = min([claim.reach_s for i, claim in enumerate(claims) if i != of], default=math.inf)
+    return _before_others(claims, of) - now < min(claims[of].wants_s, FULL * reach_s)
 
 
 def _before_others(claims: Sequence[TickClaim], of: int) -> float:

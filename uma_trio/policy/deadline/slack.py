@@ -144,6 +144,8 @@ def unread_limit(state: SchedulerState, guard: GuardMemory, cost: CostModel | No
     brief_s = cost.tuning.unread_s
     if state.interruptible:
         brief_s = max(brief_s, cost.seconds(Work(cost.plateau(state.n_batch))))
+        if state.most_s < math.inf:  # readers of other models are ahead for a tick of this length
+            brief_s = max(brief_s, state.most_s)
     if guard.owed_s >= brief_s:
         return evolve(NO_LIMIT, reason=GRANTED, brief_s=brief_s, grant=True)
     return evolve(NO_LIMIT, brief_s=brief_s)
@@ -208,6 +210,15 @@ def step_s(view: SequenceView, contract: Contract, solo_s: float) -> float:
     return max(asked_s, solo_s / (1.0 - contract.background_floor))
 
 
+def reach_of(view: SequenceView, contract: Contract, ahead_s: float, step: float) -> float:
+    """Return in how many seconds the next token of a stream may be due at the latest, once it is as far ahead as it can be.
+
+    It is shown `step` seconds after the one before it, and is `ahead_s` now.
+    """
+    room = max(ahead_s, 0.0) + max(view.credit - PLACES_IN_FLIGHT, 0) * step
+    return min(contract.playout_s, room) + step
+
+
 def note_interval(state: SchedulerState, guard: GuardMemory) -> GuardMemory:
     """Note how far apart the tokens of streams are computed, smoothed over the playout time."""
     interval_s = guard.interval_s
@@ -246,8 +257,7 @@ def _limit(
         slack = min(slack, ahead + step)
         if step < least:
             least, shortest = step, part
-        room = max(ahead, 0.0) + max(view.credit - PLACES_IN_FLIGHT, 0) * step
-        reach = min(reach, min(contract.playout_s, room) + step)
+        reach = min(reach, reach_of(view, contract, ahead, step))
         asked = view.target_itl_s is not None
         newcomer = min(newcomer, ahead + (step if asked else max(step, welcome_s)))
     seconds = slack / careful
