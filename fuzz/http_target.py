@@ -30,7 +30,8 @@ from uma_trio.http.openai.completions import Completions
 from uma_trio.http.responses import messages as responses_input
 from uma_trio.http.responses.endpoint import Responses
 from uma_trio.http.wire.connection import Connection
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.router import Route, Router
 from uma_trio.http.wire.settings import Settings, Shared
 from uma_trio.service.checks import Bounds

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.messages import Finished
-from uma_trio.http import intake
+from uma_trio.http import fields as intake
 from uma_trio.http.accounts import timings
 from uma_trio.http.fields import document_of
 from uma_trio.text.pieces import JsonLimits

@@ -12,8 +12,8 @@ from trio.testing import MockClock
 
 from uma_protocol.errors import Code
 from uma_trio.backend.fake import FakeBackend, linear_cost
+from uma_trio.http.wire.guard import MOST_HOPS, behind, is_listed
 from uma_trio.http.wire.message import Head
-from uma_trio.http.wire.proxies import MOST_HOPS, behind, is_listed
 from uma_trio.service.pulse import SILENT_S
 from uma_trio.sockets.principal import Principal
 

@@ -22,8 +22,7 @@ from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.config.options import Config
 from uma_trio.http.fields import Body
-from uma_trio.http.keeping import Duration, keep_alive_of
-from uma_trio.http.loading import EVENTS, model_for
+from uma_trio.http.loading import EVENTS, Duration, keep_alive_of, model_for
 from uma_trio.keeper import keeper, room, trial
 from uma_trio.keeper.entry import Entry
 from uma_trio.keeper.keeper import Keeper

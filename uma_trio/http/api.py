@@ -34,23 +34,31 @@ from uma_trio.http.bias import by_token
 from uma_trio.http.fields import (
     Body,
     Field,
+    aside,
     decode,
     ignored_header,
+    take,
     would_be_ignored,
 )
-from uma_trio.http.intake import aside, take
-from uma_trio.http.keeping import keep_alive_of
 from uma_trio.http.llama.settings import generation_settings
-from uma_trio.http.loading import EVENTS, LoadTelling, ToldInStream, as_data, model_for
+from uma_trio.http.loading import (
+    EVENTS,
+    LoadTelling,
+    ToldInStream,
+    as_data,
+    keep_alive_of,
+    model_for,
+)
 from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.shapes import shape_of
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.tools import loosened_header
 from uma_trio.http.wire import sse
-from uma_trio.http.wire.message import Exchange, Headers, Reply, Request
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Head, Headers, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.http.wire.writing import written
-from uma_trio.service.ask import Ask, Prompt, Refusal, Salt, Shape, Sharing
+from uma_trio.service.ask import Ask, Origin, Prompt, Refusal, Salt, Shape, Sharing
 from uma_trio.service.generation import Generation
 from uma_trio.service.served import ServedModel
 from uma_trio.text.slices import SLICE
@@ -76,11 +84,12 @@ class Api(ABC):
     telling: ClassVar[LoadTelling] = EVENTS
     tells_loading: ClassVar[bool] = False
 
-    def __init__(self, body: Body, request: Request, shared: Shared) -> None:
+    def __init__(self, body: Body, head: Head, shared: Shared, origin: Origin) -> None:
         self.body = body
-        self.request = request
+        self.head = head
         self.shared = shared
-        self.id = self.id_of(request, shared)
+        self.origin = origin
+        self.id = origin.name
         self.created = int(time.time())
         self.model, self._required_model = model_of(body, shared)
         self._set_aside: list[str] = []
@@ -90,11 +99,6 @@ class Api(ABC):
     def needs_model(cls, body: Body) -> bool:
         """Whether the model is to be loaded."""
         return True
-
-    @classmethod
-    def id_of(cls, request: Request, shared: Shared) -> str:
-        """Return what its answer calls a request."""
-        return f"{cls.prefix}{shared.name}-{request.number}"
 
     @property
     def served(self) -> ServedModel:
@@ -122,7 +126,7 @@ class Api(ABC):
     @property
     def is_background(self) -> bool:
         """Whether the answer is computed in the background lane."""
-        return lane_of(self.body, self.request.head) == "background"
+        return lane_of(self.body, self.head) == "background"
 
     @property
     def headers(self) -> Headers:
@@ -235,7 +239,7 @@ class Api(ABC):
         Raises:
             Fault: a field is wrong.
         """
-        body, head = self.body, self.request.head
+        body, head = self.body, self.head
         return Ask(
             prompt=prompt,
             sampling=evolve(
@@ -294,8 +298,10 @@ async def _answered(asked: Api, asks: Sequence[Ask], exchange: Exchange) -> Repl
     _keep_loaded(asked)
     if not asks:
         return Reply(200, written(asked.document((), ())), headers=asked.headers)
-    origin = origin_of(exchange.request, shared, asked.id)
-    async with _renaming(type(asked)), shared.service.generate(asks, origin, asked.served) as found:
+    async with (
+        _renaming(type(asked)),
+        shared.service.generate(asks, asked.origin, asked.served) as found,
+    ):
         generations = found.generations
         await asked.look_closer(asks)
         headers = (*asked.headers, *loosened_header(generations))
@@ -320,7 +326,7 @@ def _keep_loaded(asked: Api) -> None:
     seconds, service = keep_alive_of(asked.body), asked.shared.service
     if seconds is None:
         return
-    if service.shelf is not None and asked.request.caller.principal.is_operator:
+    if service.shelf is not None and asked.origin.principal.is_operator:
         service.keep(asked.body.get("model"), seconds)
     else:
         asked.set_aside("keep_alive")
@@ -334,8 +340,7 @@ async def counted(api: type[Api], exchange: Exchange, shared: Shared, **said: st
         Refusal: the service would not take it.
     """
     async with _reading(api, exchange, shared, streams=False) as (asked, asks), _renaming(api):
-        origin = origin_of(exchange.request, shared, asked.id)
-        n = await asked.served.count_tokens(asks[0], origin)
+        n = await asked.served.count_tokens(asks[0], asked.origin)
     return Reply(200, msgspec.json.encode({**said, "input_tokens": n}), headers=asked.headers)
 
 
@@ -359,8 +364,9 @@ async def _reading(
 
     taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))
     chosen, body = taken.value
-    origin = origin_of(exchange.request, shared, chosen.id_of(exchange.request, shared))
-    lane, telling = lane_of(body, exchange.request.head), chosen.told(body) if streams else None
+    request = exchange.request
+    origin = origin_of(request, shared, f"{chosen.prefix}{shared.name}-{request.number}")
+    lane, telling = lane_of(body, request.head), chosen.told(body) if streams else None
     name = shared.service.with_adapters(body.get("model"), body.get("lora"))
     needed = chosen.needs_model(body)
     async with (
@@ -371,7 +377,7 @@ async def _reading(
         body = await chosen.tokenised(body, found)
 
         def build() -> tuple[Api, Sequence[Ask]]:
-            asked = chosen(body, exchange.request, found)
+            asked = chosen(body, request.head, found, origin)
             return asked, asked.asks()
 
         yield await aside(found, build, apart=taken.apart)

@@ -25,11 +25,10 @@ from uma_protocol.rules import (
 )
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.http import bias
-from uma_trio.http.fields import Body, Field, honoured, ignored, refused
-from uma_trio.http.intake import aside
+from uma_trio.http.fields import Body, Field, aside, honoured, ignored, refused
 from uma_trio.http.tokens import FEW, text_of_ids
 from uma_trio.http.wire.errors import invalid
-from uma_trio.http.wire.message import Caller, Head, Request
+from uma_trio.http.wire.message import Head, Request
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import OF_MODEL, Ask, Chat, Origin, chosen, seeded
 from uma_trio.words import AWAITS as AWAITED
@@ -418,8 +417,7 @@ def session_of(head: Head) -> str | None:
 
 def origin_of(request: Request, shared: Shared, name: str) -> Origin:
     """Say who asks; `name` is what the answer calls the request."""
-    caller: Caller = request.caller
-    return Origin(principal=caller.principal, door=shared.door, name=name, app=caller.app)
+    return Origin(principal=request.principal, door=shared.door, name=name, app=request.head.app)
 
 
 def wants_usage(body: Body) -> bool:

@@ -13,8 +13,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from uma_protocol.rules import MAX_INT32, FieldFault, Number, Text
-from uma_trio.http.fields import Body
-from uma_trio.http.intake import aside
+from uma_trio.http.fields import Body, aside
 from uma_trio.http.wire.errors import invalid
 from uma_trio.http.wire.settings import Shared
 

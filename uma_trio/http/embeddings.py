@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, OneOf
 from uma_trio.http.asking import MODEL, Anything
-from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header
-from uma_trio.http.intake import take
+from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header, take
 from uma_trio.http.tokens import ids_of, kinds_of
 from uma_trio.http.wire.errors import Fault, invalid
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.embedding import EUCLID, Embedder, Input, VectorRows, normalised
 
@@ -155,7 +155,7 @@ async def _answer(
     model = check_model(body, embedder, shared)
     width = _width(body, embedder, shared)
     found = await embedder.vectors(
-        inputs, exchange.request.caller.principal, truncate=body.get("truncate", False)
+        inputs, exchange.request.principal, truncate=body.get("truncate", False)
     )
 
     def write() -> bytes:
@@ -180,7 +180,7 @@ async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
     model = check_model(body, embedder, shared)
     width = _width(body, embedder, shared)
     found = await embedder.vectors(
-        inputs, exchange.request.caller.principal, truncate=body.get("truncate", True)
+        inputs, exchange.request.principal, truncate=body.get("truncate", True)
     )
 
     def write() -> bytes:

@@ -20,7 +20,8 @@ from uma_trio import __version__
 from uma_trio.engine.messages import Snapshot
 from uma_trio.engine.records import TickRecord
 from uma_trio.http.wire import sse
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
@@ -54,7 +55,7 @@ async def events(exchange: Exchange, shared: Shared) -> Reply | None:
     if head.method == "HEAD":
         return Reply(200, content_type=sse.CONTENT_TYPE)
     wants_ticks = head.query.get("ticks", "0") not in ("", "0")
-    viewer = exchange.request.caller.principal
+    viewer = exchange.request.principal
     model = head.query.get("model")
     watcher = Watcher(shared.of(model), viewer, wants_ticks=wants_ticks, model=model)
     watcher.resume(head.headers.get("last-event-id", ""))

@@ -8,7 +8,8 @@ import msgspec
 
 from uma_protocol import Error, Explain
 from uma_trio.http.wire.errors import Fault, invalid
-from uma_trio.http.wire.message import Exchange, Head, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Head, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.stories.sentences import sentences
 from uma_trio.stories.telling import answer
@@ -23,7 +24,7 @@ async def explain(exchange: Exchange, shared: Shared) -> Reply:
     handle = _number(head, "request")
     ticks = _number(head, "ticks", MOST_TICKS)
     asked = Explain(request=handle, ticks=ticks)
-    found = await answer(asked, shared.service, exchange.request.caller.principal)
+    found = await answer(asked, shared.service, exchange.request.principal)
     if isinstance(found, Error):
         raise Fault(404, "no record of that request is kept", code="request_not_found")
     document: dict[str, Any] = msgspec.to_builtins(found)

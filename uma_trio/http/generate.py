@@ -17,12 +17,13 @@ from uma_protocol import (
 )
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.asking import origin_of
-from uma_trio.http.intake import aside, take
+from uma_trio.http.fields import aside, take
 from uma_trio.http.loading import EVENTS, ToldInStream, model_for
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault, invalid
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.answers import Answers, together
 from uma_trio.service.ask import Ask, Origin

@@ -12,8 +12,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from uma_trio.http.asking import Anything
-from uma_trio.http.fields import Body, honoured
-from uma_trio.http.intake import aside
+from uma_trio.http.fields import Body, aside, honoured
 from uma_trio.http.tokens import MANY, ids_of, kinds_of
 from uma_trio.http.wire.errors import invalid
 from uma_trio.http.wire.settings import Shared

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from uma_protocol.rules import MAX_INT32, Flag, Integer, Text
 from uma_trio.http.asking import MODEL, Anything
 from uma_trio.http.embeddings import as_text, check_model, embedder_of
-from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header
-from uma_trio.http.intake import take
+from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header, take
 from uma_trio.http.wire.errors import invalid
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 
 _SLICE: Final = 1024
@@ -46,7 +46,7 @@ async def rerank(exchange: Exchange, shared: Shared) -> Reply:
     found = await ranker.scores(
         body.get("query"),
         documents,
-        exchange.request.caller.principal,
+        exchange.request.principal,
         truncate=body.get("truncate", False),
     )
 

@@ -6,12 +6,12 @@ import msgspec
 
 from uma_protocol.errors import Code
 from uma_protocol.rules import MAX_INT64, Integer, OneOf, Text
-from uma_trio.http.fields import Field, honoured
-from uma_trio.http.intake import fields_of
+from uma_trio.http.fields import Field, fields_of, honoured
 from uma_trio.http.llama.metrics import llama_metrics
 from uma_trio.http.router_metrics import router_metrics
 from uma_trio.http.wire.errors import Fault, fault_of, invalid
-from uma_trio.http.wire.message import Exchange, Head, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Head, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.pulse import SILENT_S
 from uma_trio.telemetry.exposition import prometheus
@@ -94,7 +94,7 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
         for running in service.directory
         if running.handle == handle or running.origin.name == name
     ]
-    principal = exchange.request.caller.principal
+    principal = exchange.request.principal
     # Clients choose the ids of the protocol, so another user's request may have the same one.
     mine = [running for running in found if principal.may_change(running.origin.principal)]
     wanted = [running.handle for running in mine or found]

@@ -12,7 +12,8 @@ from uma_protocol.errors import Code
 from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault, fault_of
-from uma_trio.http.wire.message import Exchange, Headers
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Headers
 from uma_trio.http.wire.settings import Shared
 from uma_trio.http.wire.writing import Part
 from uma_trio.service.answers import Answers, Burst

@@ -31,7 +31,8 @@ from uma_trio.http.fields import honoured, ignored, refused
 from uma_trio.http.shapes import format_of
 from uma_trio.http.streams import WholeAnswer
 from uma_trio.http.wire.errors import invalid
-from uma_trio.http.wire.message import Exchange, Headers, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Headers, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Ask, Chat, Manner, Shape
 from uma_trio.service.generation import Generation

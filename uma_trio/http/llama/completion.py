@@ -35,7 +35,8 @@ from uma_trio.http.shapes import FIELDS as SHAPES
 from uma_trio.http.streams import Encoder, WholeAnswer, failure_of, failure_of_all, without_answer
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.http.wire.writing import Part
 from uma_trio.service.ask import Ask

@@ -13,15 +13,15 @@ from uma_protocol.rules import Flag, Text
 from uma_trio import __version__
 from uma_trio.http.asking import MODEL, TEMPLATE, Anything
 from uma_trio.http.chats import messages_of
-from uma_trio.http.fields import Body, Field, decode, honoured
-from uma_trio.http.intake import aside, fields_of, take
+from uma_trio.http.fields import Body, Field, aside, decode, fields_of, honoured, take
 from uma_trio.http.llama.completion import Completion
 from uma_trio.http.llama.settings import generation_settings
 from uma_trio.http.openai.chat import manner_of
 from uma_trio.http.tokens import MANY, ids_of, written_ids, written_pieces, written_text
 from uma_trio.http.tools import tools_of
 from uma_trio.http.wire.errors import Fault, invalid
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Chat
 from uma_trio.service.checks import utf8_length
@@ -110,7 +110,7 @@ async def slots(exchange: Exchange, shared: Shared) -> Reply:
     named = exchange.request.head.query.get("model")
     found: list[dict[str, Any]] = []
     for each in shared.each() if named is None else (shared.of(named),):
-        found += await _slots_of(each, exchange.request.caller.principal, len(found))
+        found += await _slots_of(each, exchange.request.principal, len(found))
     return _json(found)
 
 

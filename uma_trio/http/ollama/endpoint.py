@@ -12,8 +12,7 @@ from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import Anything, effort_of
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.fields import Body, honoured, ignored, refused
-from uma_trio.http.keeping import keep_alive_of
-from uma_trio.http.loading import LoadTelling
+from uma_trio.http.loading import LoadTelling, keep_alive_of
 from uma_trio.http.ollama.fields import (
     COMMON,
     DEFAULTS,
@@ -28,9 +27,10 @@ from uma_trio.http.shapes import word_or_schema
 from uma_trio.http.streams import WholeAnswer
 from uma_trio.http.tools import tools_of
 from uma_trio.http.wire.errors import invalid
-from uma_trio.http.wire.message import Exchange, Reply, Request
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Head, Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.ask import Ask, Chat, Manner, Message, Prompt, Shape
+from uma_trio.service.ask import Ask, Chat, Manner, Message, Origin, Prompt, Shape
 from uma_trio.service.generation import Generation
 
 _TEXT: Final = Text(0)
@@ -59,8 +59,8 @@ class _Ollama(Api):
     streams_by_default = True
     to_chat: ClassVar[bool]
 
-    def __init__(self, body: Body, request: Request, shared: Shared) -> None:
-        super().__init__(with_options(body, strict=shared.settings.strict), request, shared)
+    def __init__(self, body: Body, head: Head, shared: Shared, origin: Origin) -> None:
+        super().__init__(with_options(body, strict=shared.settings.strict), head, shared, origin)
         self._required_model = required_model(body.get("model"), shared)
         self._form = _form(self.model, to_chat=self.to_chat)
 

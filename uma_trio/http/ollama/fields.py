@@ -20,7 +20,7 @@ from uma_trio.http.asking import (
     Anything,
 )
 from uma_trio.http.fields import Body, Field, decode, honoured, ignored, refused
-from uma_trio.http.keeping import KEEP_ALIVE
+from uma_trio.http.loading import KEEP_ALIVE
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.settings import Shared
 

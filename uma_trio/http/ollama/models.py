@@ -14,13 +14,13 @@ import msgspec
 from uma_protocol.rules import Text
 from uma_trio import __version__
 from uma_trio.http.asking import MODEL
-from uma_trio.http.fields import Field, honoured, ignored
-from uma_trio.http.intake import fields_of
+from uma_trio.http.fields import Field, fields_of, honoured, ignored
 from uma_trio.http.ollama.fields import required_model, tagged
 from uma_trio.http.openai.models import listed, not_loaded, shown
 from uma_trio.http.page import is_browser, to_page
 from uma_trio.http.wire.errors import Fault
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.shelf import ShelfEntry
 

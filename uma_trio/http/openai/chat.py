@@ -28,7 +28,7 @@ from uma_trio.http.asking import (
 )
 from uma_trio.http.chats import messages_of
 from uma_trio.http.fields import Body, honoured
-from uma_trio.http.keeping import KEEP_ALIVE
+from uma_trio.http.loading import KEEP_ALIVE
 from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.openai.choices import ChoicesApi, Chunks
 from uma_trio.http.shapes import FIELDS as SHAPES
@@ -37,7 +37,8 @@ from uma_trio.http.tools import FIELDS as TOOLS
 from uma_trio.http.tools import budget_of, call_of, choice_of, tools_of
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import invalid
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.http.wire.writing import Part, joined
 from uma_trio.service.ask import Ask, Call, Chat, Manner

@@ -15,9 +15,10 @@ from uma_trio.http.fields import Body
 from uma_trio.http.streams import Encoder, WholeAnswer, failure_of, failure_of_all
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault, invalid
-from uma_trio.http.wire.message import Request
+from uma_trio.http.wire.message import Head
 from uma_trio.http.wire.settings import Shared
 from uma_trio.http.wire.writing import Part
+from uma_trio.service.ask import Origin
 from uma_trio.service.generation import Generation
 from uma_trio.service.reading import Reading
 
@@ -34,8 +35,8 @@ class ChoicesApi(Api):
     kind: ClassVar[str]
     chunk: ClassVar[str]
 
-    def __init__(self, body: Body, request: Request, shared: Shared) -> None:
-        super().__init__(body, request, shared)
+    def __init__(self, body: Body, head: Head, shared: Shared, origin: Origin) -> None:
+        super().__init__(body, head, shared, origin)
         self.n: int = body.get("n", 1)
         self.includes_usage = wants_usage(body)
 

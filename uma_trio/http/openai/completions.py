@@ -24,7 +24,7 @@ from uma_trio.http.asking import (
     URGENCY,
 )
 from uma_trio.http.fields import honoured, refused
-from uma_trio.http.keeping import KEEP_ALIVE
+from uma_trio.http.loading import KEEP_ALIVE
 from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
 from uma_trio.http.openai.choices import ChoicesApi, Chunks
 from uma_trio.http.prompts import PROMPT

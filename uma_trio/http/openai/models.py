@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from uma_protocol.rules import Text
-from uma_trio.http.fields import Field, honoured
-from uma_trio.http.intake import fields_of
+from uma_trio.http.fields import Field, fields_of, honoured
 from uma_trio.http.wire.errors import Fault
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.embedding import Embedder
 from uma_trio.service.shelf import ShelfEntry

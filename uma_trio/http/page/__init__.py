@@ -16,7 +16,8 @@ from typing import Final
 from attrs import frozen
 
 from uma_trio.http.wire.errors import not_found
-from uma_trio.http.wire.message import Exchange, Headers, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Headers, Reply
 from uma_trio.http.wire.settings import Shared
 
 #: The content security policy of the page.

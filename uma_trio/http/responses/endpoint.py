@@ -37,7 +37,8 @@ from uma_trio.http.shapes import format_of
 from uma_trio.http.streams import WholeAnswer
 from uma_trio.http.tools import BUDGET, budget_of
 from uma_trio.http.wire.errors import Fault, invalid
-from uma_trio.http.wire.message import Exchange, Reply
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Ask, Chat, Manner, Shape
 from uma_trio.service.generation import Generation

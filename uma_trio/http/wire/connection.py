@@ -20,12 +20,11 @@ import trio
 from attrs import define
 
 from uma_trio.http.wire import guard
-from uma_trio.http.wire.clients import label
 from uma_trio.http.wire.errors import ErrorForm, Fault, fault_of_refusal, openai_error
-from uma_trio.http.wire.exchange import Answering
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.guard import behind, for_proxy, is_listed
 from uma_trio.http.wire.heads import check_lines, check_trailers, head_of, is_ambiguous
-from uma_trio.http.wire.message import Caller, Head, Headers, Reply, Request
-from uma_trio.http.wire.proxies import behind, for_proxy, is_listed
+from uma_trio.http.wire.message import Head, Headers, Reply, Request
 from uma_trio.http.wire.router import Route, Router
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Refusal
@@ -168,7 +167,7 @@ class Connection:
                     await share.turn()  # hundreds may leave at once
                     return
                 self._answering = True
-                await share.spend(program_of(self._principal, label(head)), HEAD_S)
+                await share.spend(program_of(self._principal, head.app), HEAD_S)
                 await self._exchange(head)
             except Fault as fault:
                 self._refuse(fault)
@@ -214,10 +213,9 @@ class Connection:
             form = route.errors
             self._watches = route.watches
             principal = guard.admit(head, self._settings, route.access, self._peer(head))
-            caller = Caller(principal, label(head))
-            works_for(program_of(caller.principal, caller.app))
+            works_for(program_of(principal, head.app))
             with self._holding_body():
-                request = Request(head, caller, number)
+                request = Request(head, principal, number)
                 # No variable here or in a caller holds the body: it is freed once it is decoded.
                 exchange = self._exchanged(request, await self._read_body(head), headers)
                 await self._answer(route, exchange, headers)
@@ -244,8 +242,8 @@ class Connection:
         except Fault:
             return  # too long: the connection ends after the answer
 
-    def _exchanged(self, request: Request, body: bytes, headers: Headers) -> Answering:
-        return Answering(
+    def _exchanged(self, request: Request, body: bytes, headers: Headers) -> Exchange:
+        return Exchange(
             request,
             body,
             self._give_body_back,
@@ -256,7 +254,7 @@ class Connection:
             late=request.head.headers.get("x-uma-head") == _LATE and not self._watches,
         )
 
-    async def _answer(self, route: Route, exchange: Answering, headers: Headers) -> None:
+    async def _answer(self, route: Route, exchange: Exchange, headers: Headers) -> None:
         """Let the handler answer, and end it when its client leaves."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
@@ -276,15 +274,15 @@ class Connection:
                 self._fail(_sorry(), exchange, headers, route)
             nursery.cancel_scope.cancel()
 
-    async def _handled(self, route: Route, exchange: Answering) -> Reply | None:
+    async def _handled(self, route: Route, exchange: Exchange) -> Reply | None:
         """Let the handler answer; what only asks for figures or lists waits for its turn."""
         if route.method != "GET" or route.watches:  # who watches takes a turn for each message
             return await route.handler(exchange, self._shared)
-        asker = exchange.request.caller.principal.counts_as
+        asker = exchange.request.principal.counts_as
         questions = self._shared.service.questions
         return await questions.answer(asker, lambda: route.handler(exchange, self._shared))
 
-    def _fail(self, fault: Fault, exchange: Answering, headers: Headers, route: Route) -> None:
+    def _fail(self, fault: Fault, exchange: Exchange, headers: Headers, route: Route) -> None:
         self._last = self._last or exchange.opened
         if not exchange.opened:
             self._refuse(fault, headers, route.errors)
@@ -354,7 +352,7 @@ class Connection:
         body = bytearray()
         began = self._incoming.waits_since = trio.current_time()
         between_chunks = chunked = "transfer-encoding" in head.headers
-        client = program_of(self._principal, label(head))
+        client = program_of(self._principal, head.app)
         while True:
             if between_chunks:
                 check_trailers(self._http.trailing_data[0])

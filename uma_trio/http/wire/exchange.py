@@ -24,8 +24,12 @@ _STREAM: Headers = (
 )
 
 
-class Answering:
-    """What a handler streams with; see :class:`uma_trio.http.wire.message.Exchange`."""
+class Exchange:
+    """One request and the way back. A handler either returns a reply or streams, not both.
+
+    `opened` is whether the head of a stream is out, so that there is no other status to answer. `is_late` is
+    whether the request asked for a head that waits for the first part of the answer.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,10 @@ class Answering:
 
     @contextmanager
     def body(self) -> Iterator[bytes]:
-        """Return the body, once; then give back its memory and its place among all bodies."""
+        """Return the body, once. Behind the block its memory and its place among all bodies are given back.
+
+        Whoever enters the block must not keep the body: an answer may take hours.
+        """
         data, self._body = self._body, b""
         try:
             yield data
@@ -72,6 +79,7 @@ class Answering:
 
         From here on there is no other status to answer, unless the request asked for a late head: then both wait
         for the next part, or for the first sign of life. Of a stream that is open already only the first part is sent.
+        What `keep_alive` returns breaks every long silence.
         """
         self._sign_of_life = keep_alive
         if self.opened:  # while its model was loaded

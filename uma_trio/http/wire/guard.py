@@ -1,18 +1,23 @@
-"""Who may come in, judged by the head of a request before a byte of its body is read. Pure.
+"""Who asks, and who may come in, judged by the head of a request before a byte of its body is read. Pure.
 
 A port of this machine is open to every program on it, and to every web page in its browser. The
 order of the checks: the name that was asked for (against DNS rebinding), the page that asks
 (against other sites), the key, the kind of the body (a page can post text/plain without asking).
+A request that comes by a proxy which the operator listed is whose the proxy says.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from collections.abc import Sequence
 from typing import Literal
+
+from attrs import evolve
 
 from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.message import Head, Headers
-from uma_trio.http.wire.settings import Settings, matching
+from uma_trio.http.wire.settings import Network, Settings, matching
 from uma_trio.sockets.principal import Principal
 
 Access = Literal["open", "key", "own", "operator"]
@@ -26,6 +31,10 @@ _METHODS = "GET, HEAD, POST, OPTIONS"
 _MAX_AGE_S = "600"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 _MOST_NAMED = 64
+_FORWARDED = "x-forwarded-for"
+#: Addresses of one header that are looked at, from the right: proxies behind proxies.
+MOST_HOPS = 16
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def enter(head: Head, settings: Settings, *, any_name: bool) -> Headers:
@@ -167,3 +176,42 @@ def _check_kind(head: Head) -> None:
             code="unsupported_media_type",
             closes=True,
         )
+
+
+def is_listed(host: str, networks: Sequence[Network]) -> bool:
+    """Whether an address is within one of the networks. An IPv4 address in an IPv6 one counts as IPv4."""
+    found = _ip(host)
+    return found is not None and any(found in network for network in networks)
+
+
+def behind(head: Head, peer: Principal, networks: Sequence[Network]) -> Principal:
+    """Return whom a request is for that a listed proxy passed on, as far as no key says it.
+
+    That is the rightmost address in X-Forwarded-For that is not a listed proxy's: what stands left of it was
+    written by the client. The user of the proxy's process is nobody's, so that it gives no rights.
+    """
+    nobody = evolve(peer, uid=None, pid=None, is_operator=False)
+    named = [name.strip() for name in head.headers.get(_FORWARDED, "").split(",")]
+    for name in named[: -MOST_HOPS - 1 : -1]:
+        found = _ip(name)
+        if found is None:
+            return nobody
+        if not is_listed(str(found), networks):
+            return evolve(nobody, host=str(found), is_forwarded=True)
+    return nobody
+
+
+def for_proxy(fault: Fault) -> Fault:
+    """Answer 503 where it was 429: proxies send a request to another machine for that."""
+    if fault.status == 429:
+        fault.status = 503
+    return fault
+
+
+def _ip(text: str) -> _Ip | None:
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return found if mapped is None else mapped

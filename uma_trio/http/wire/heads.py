@@ -8,6 +8,7 @@ and equal lengths in one list are one length (RFC 9110, 8.6).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote
 
 import h11
@@ -58,6 +59,7 @@ def head_of(event: h11.Request, most_bytes: int) -> Head:
         query=dict(parse_qsl(query, keep_blank_values=True)),
         headers=headers,
         version=version,
+        app=_label(headers),
     )
 
 
@@ -98,3 +100,15 @@ def is_ambiguous(head: Head) -> bool:
 def _refused(status: int, why: str) -> Fault:
     message = f"this is not HTTP/1.1 as it should be: {why}"
     return Fault(status, message, code="bad_request", closes=True)
+
+
+_LABEL = 64
+
+
+def _label(headers: Mapping[str, str]) -> str | None:
+    """Return what a program calls itself: ``X-UMA-App``, or the first word of its User-Agent."""
+    named = headers.get("x-uma-app")
+    if named is None:
+        named = headers.get("user-agent", "").partition(" ")[0]
+    shown = "".join(letter for letter in named if letter.isprintable())[:_LABEL]
+    return shown or None

@@ -11,8 +11,9 @@ from typing import Any
 from attrs import frozen
 
 from uma_trio.http.wire.errors import ErrorForm, Fault, not_found, openai_error
+from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.guard import Access
-from uma_trio.http.wire.message import Exchange, Head, Reply
+from uma_trio.http.wire.message import Head, Reply
 from uma_trio.http.wire.settings import Shared
 
 Handler = Callable[[Exchange, Shared], Coroutine[Any, Any, Reply | None]]

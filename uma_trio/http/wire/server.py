@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from uma_trio.http.wire.connection import Connection
-from uma_trio.http.wire.proxies import is_listed
+from uma_trio.http.wire.guard import is_listed
 from uma_trio.http.wire.router import Router
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.front import Front
