@@ -12,7 +12,7 @@ from net_kit import house
 from trio.testing import MockClock
 
 from uma_protocol import Eos
-from uma_trio.sockets.arrivals import MOST, Arrivals
+from uma_trio.sockets.accepting import MOST_ARRIVALS, Arrivals
 from uma_trio.sockets.listener import Listener
 from uma_trio.sockets.principal import Principal
 
@@ -46,7 +46,7 @@ def test_a_newcomer_is_behind_one_of_a_flood_at_most() -> None:
     """However many have come before."""
     with socket.socket() as sock:
         arrivals = Arrivals()
-        for _ in range(MOST):
+        for _ in range(MOST_ARRIVALS):
             arrivals.add(sock, of(1))
         arrivals.add(sock, of(2))
         assert [arrivals.take()[1].uid for _ in range(2)] == [1, 2]
@@ -54,14 +54,14 @@ def test_a_newcomer_is_behind_one_of_a_flood_at_most() -> None:
 
 def test_a_full_queue_closes_the_latest_of_who_has_most() -> None:
     """A newcomer of somebody else is never the one, and the oldest of a flood keep their places."""
-    pairs = [socket.socketpair() for _ in range(MOST + 2)]
+    pairs = [socket.socketpair() for _ in range(MOST_ARRIVALS + 2)]
     arrivals = Arrivals()
     for n, (_, theirs) in enumerate(pairs):
-        arrivals.add(theirs, of(2 if n == MOST else 1))
-    assert len(arrivals) == MOST
+        arrivals.add(theirs, of(2 if n == MOST_ARRIVALS else 1))
+    assert len(arrivals) == MOST_ARRIVALS
     assert [n for n, (_, theirs) in enumerate(pairs) if theirs.fileno() == -1] == [
-        MOST - 1,
-        MOST + 1,
+        MOST_ARRIVALS - 1,
+        MOST_ARRIVALS + 1,
     ]
     assert [arrivals.take()[1].uid for _ in range(2)] == [1, 2]
     for pair in pairs:

@@ -43,8 +43,7 @@ from uma_trio.service.agent import Agent
 from uma_trio.service.compiling import in_fair_threads
 from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
-from uma_trio.service.lag import LagWatch
-from uma_trio.service.presence import Presence
+from uma_trio.service.lag import LagWatch, Presence
 from uma_trio.service.service import Service
 from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.handover import TakenSockets, take_over

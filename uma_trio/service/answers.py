@@ -6,7 +6,7 @@ different seeds, or answers to several prompts, where an API takes a list of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,11 +16,11 @@ from attrs import evolve
 from uma_protocol.errors import Code
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.messages import Finished, FinishReason, StreamItem
-from uma_trio.service.ask import Ask, Door, Origin, Refusal, of_choice
+from uma_trio.service.ask import Ask, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
 from uma_trio.service.directory import Awaited
-from uma_trio.service.generation import AnswerHost, AnswerModel, Generation
-from uma_trio.service.holding import Uses
+from uma_trio.service.generation import AnswerHost, Generation
+from uma_trio.service.served import ServedModel
 from uma_trio.service.stream import Reader
 from uma_trio.text.asked import Prepared
 from uma_trio.words import Lane
@@ -31,23 +31,6 @@ Burst = tuple[int, list[StreamItem]]
 _DRAINING = "the daemon is stopping; connect again once it has restarted"
 _STOPPED = "the engine has stopped; the daemon is going down"
 _WORST_LAST: Sequence[FinishReason] = ("stop", "length", "cancelled", "error")
-
-
-class RequestModel(AnswerModel, Protocol):
-    """The part of a model that one request needs."""
-
-    slots: int
-    uses: Uses
-    defaults: Mapping[str, float]
-
-    async def check(self, ask: Ask, door: Door) -> None:
-        """Check what can be checked without tokens. Raises :class:`Refusal`."""
-
-    async def prepare(self, ask: Ask, origin: Origin) -> list[Prepared]:
-        """Return what each answer to `ask` needs. Raises :class:`Refusal`."""
-
-    def text_of(self, token: int) -> str:
-        """Return the text of one token."""
 
 
 class RequestHost(AnswerHost, Protocol):
@@ -64,7 +47,7 @@ class RequestHost(AnswerHost, Protocol):
         name: str | None,
         waits: Callable[[Awaited], None] | None = None,
         payer: str = "",
-    ) -> RequestModel:
+    ) -> ServedModel:
         """Return the model of this name, once it is loaded, as the service does. Raises :class:`Refusal`."""
 
     def new_handle(self) -> int:
@@ -90,7 +73,7 @@ class Answers:
         service: RequestHost,
         asks: Sequence[Ask],
         origin: Origin,
-        served: RequestModel | None = None,
+        served: ServedModel | None = None,
     ) -> None:
         self._service = service
         self._served = served
@@ -157,7 +140,7 @@ class Answers:
         return self.generations[0].handle
 
     @property
-    def served(self) -> RequestModel:
+    def served(self) -> ServedModel:
         """The model that answers; for whoever is in the block."""
         if self._served is None:
             raise RuntimeError("the block was not entered")
@@ -240,7 +223,7 @@ class Answers:
             return
         self._submit(prepared)
 
-    async def _model(self) -> RequestModel:
+    async def _model(self) -> ServedModel:
         """Return the model that is asked, once it is loaded. Raises :class:`Refusal`."""
         served = self._served
         if served is None:
@@ -250,7 +233,7 @@ class Answers:
             self._uses(served)
         return served
 
-    def _uses(self, served: RequestModel) -> None:
+    def _uses(self, served: ServedModel) -> None:
         """Be answered by this model: until the request is closed, it is not unloaded."""
         self._served, self._used = served, served.uses.begin()
         for generation in self.generations:

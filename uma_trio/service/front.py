@@ -13,7 +13,7 @@ import trio
 
 from uma_trio.service.places import Occupant, makes_room
 from uma_trio.service.telemetry import Log, Telemetry
-from uma_trio.sockets.arrivals import Arrivals
+from uma_trio.sockets.accepting import Arrivals
 from uma_trio.sockets.peers import is_gone, will_send_no_more
 from uma_trio.sockets.principal import Principal
 

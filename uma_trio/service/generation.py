@@ -12,7 +12,6 @@ import numpy as np
 import trio
 
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
     Cancel,
     Credit,
@@ -27,25 +26,17 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.service.ask import Ask, Origin, awaits_of, namespace
-from uma_trio.service.checks import Bounds, max_tokens_for
+from uma_trio.service.checks import max_tokens_for
 from uma_trio.service.directory import Awaited, Directory
 from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
 from uma_trio.service.request_log import LogRequest, line_of
+from uma_trio.service.served import ServedModel
 from uma_trio.service.shares import Shares
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.text.asked import Prepared
 from uma_trio.words import Lane
-
-
-class AnswerModel(Protocol):
-    """The part of a model that one answer needs."""
-
-    bounds: Bounds
-    inbox: Inbox
-    telemetry: Telemetry
-    debts: dict[str, float]
 
 
 class AnswerHost(Protocol):
@@ -96,7 +87,7 @@ class Generation:
         self.finished = False
         self._service = service
         #: Its model, once it is known.
-        self.served: AnswerModel | None = None
+        self.served: ServedModel | None = None
         self._together = together
         self.arrived = service.clock()
         #: The model that it waits for, until that is loaded.
@@ -117,7 +108,7 @@ class Generation:
         """The name of the model that has it; None while it is prepared."""
         return None if self.served is None else self.served.bounds.model
 
-    def submission(self, prepared: Prepared, served: AnswerModel) -> Submit:
+    def submission(self, prepared: Prepared, served: ServedModel) -> Submit:
         """Return the message that submits it to the engine of its model.
 
         Raises:

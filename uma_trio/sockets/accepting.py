@@ -1,16 +1,21 @@
-"""Accepting clients for as long as the daemon lives, whatever it is short of."""
+"""Accepting clients for as long as the daemon lives, whatever it is short of, and letting them in by turns of their users."""
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
 
 import trio
+
+from uma_trio.sockets.principal import Principal
 
 BACKLOG = 1024  # the kernel takes less where net.core.somaxconn is less
 # Clients accepted before other tasks have their turn: to accept one and to ask whose it is takes 0.06 ms.
 _AT_ONCE = 24
+# Each client that arrived holds a descriptor. Twice the connections that HTTP admits by default.
+MOST_ARRIVALS = 512
 # The accept errors that are those of one client, which is gone, and not of the listening socket:
 # accept(2), "Error handling", and BSDs; trio's SocketListener.accept passes over the same. Not every
 # platform has all of these names.
@@ -83,3 +88,62 @@ async def accept_one(listening: socket.socket) -> socket.socket:
             continue
         client.setblocking(False)
         return client
+
+
+class Arrivals:
+    """A queue of connected sockets, one lane for each user. For trio's thread only.
+
+    The kernel's backlog is first come, first served, so that it must be kept short. If this queue is full, the
+    latest client of the user who has most in it is closed.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: OrderedDict[Hashable, deque[tuple[socket.socket, Principal]]] = OrderedDict()
+        self._length = 0
+        self._some = trio.Event()
+        self._none = trio.Event()
+        self._none.set()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, sock: socket.socket, principal: Principal) -> None:
+        """Put a client behind those of its user."""
+        self._lanes.setdefault(_user(principal), deque()).append((sock, principal))
+        self._length += 1
+        if self._length == 1:
+            self._some.set()
+            self._none = trio.Event()
+        if self._length > MOST_ARRIVALS:
+            max(self._lanes.values(), key=len).pop()[0].close()
+            self._length -= 1
+
+    def take(self) -> tuple[socket.socket, Principal]:
+        """Return the first client of the user whose turn it is. There must be one."""
+        user, lane = self._lanes.popitem(last=False)
+        first = lane.popleft()
+        if lane:
+            self._lanes[user] = lane
+        self._length -= 1
+        if not self._length:
+            self._some = trio.Event()
+            self._none.set()
+        return first
+
+    async def wait(self) -> None:
+        """Wait until there is a client."""
+        await self._some.wait()
+
+    async def until_empty(self) -> None:
+        """Wait until nobody is left."""
+        await self._none.wait()
+
+    def close(self) -> None:
+        """Close the sockets of all who wait."""
+        while self._length:
+            self.take()[0].close()
+
+
+def _user(principal: Principal) -> Hashable:
+    """Return whom a client takes turns as; programs of a user whose process is known are apart."""
+    return (principal.counts_as, principal.pid)
