@@ -180,7 +180,7 @@ THREADS = {
     "uma_trio.telemetry.trace",  # a disk may be slow, the engine not
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
     "uma_trio.text.sandbox",  # a budget for each helper thread
-    "uma_trio.text.remembered",  # helper threads tokenise
+    "uma_trio.text.tokeniser",  # helper threads tokenise
     "uma_trio.text.constrain",  # helper threads share what is compiled
     "uma_trio.text.frontend",  # helper threads share one compiler, which the first of them makes
     "uma_trio.text.confinement",  # helper threads count what they had checked

@@ -18,9 +18,8 @@ from uma_trio.service.ask import Ask, Door, Origin, Salt, whose_texts
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.chat import Message
 from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.remembered import MOST_PRINCIPALS, Remembered, Whose
 from uma_trio.text.template import PLAINLY
-from uma_trio.text.tokeniser import LEAST_PART, Tokeniser
+from uma_trio.text.tokeniser import LEAST_PART, MOST_PRINCIPALS, Remembered, Tokeniser, Whose
 
 ME = Whose("uid 1", "uid 1")
 

@@ -24,9 +24,9 @@ from uma_trio.text.chat import Message as Message
 from uma_trio.text.chat import Mode as Mode
 from uma_trio.text.chat import Tool as Tool
 from uma_trio.text.chat import ToolChoice as ToolChoice
-from uma_trio.text.remembered import Whose
 from uma_trio.text.shape import Shape as Shape
 from uma_trio.text.template import Manner as Manner
+from uma_trio.text.tokeniser import Whose
 from uma_trio.words import Awaits, Lane, Pace, Speculation
 from uma_trio.words import chosen as chosen
 

@@ -21,12 +21,11 @@ from uma_trio.backend.base import IntArray, Vocabulary
 from uma_trio.text import telling
 from uma_trio.text.asked import Chat, Prompt
 from uma_trio.text.chat import Message, Tool
-from uma_trio.text.remembered import Whose
 from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replying import Replies
 from uma_trio.text.slices import Forgeable, is_blank
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
-from uma_trio.text.tokeniser import Tokeniser
+from uma_trio.text.tokeniser import Tokeniser, Whose
 from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:

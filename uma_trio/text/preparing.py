@@ -8,9 +8,9 @@ from uma_trio.backend.base import IntArray
 from uma_trio.text.asked import Chat, Prepared, Prompt
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.inner import Compiler, Inner
-from uma_trio.text.remembered import Whose
 from uma_trio.text.replying import NOTHING_LOOSENED, Loosened
 from uma_trio.text.shape import Shape
+from uma_trio.text.tokeniser import Whose
 
 
 class Preparation:

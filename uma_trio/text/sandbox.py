@@ -38,31 +38,29 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from uma_trio.text.bounds import (
     COMPARING_TESTS,
     COMPARISONS,
+    MAX_INDENT,
     MAX_INT_BITS,
     MAX_SORTED,
     Runaway,
     bounded,
-    few,
-    searchable_for,
-    small_numbers,
-    weigh,
-    weigh_all,
-)
-from uma_trio.text.instrument import Instrument
-from uma_trio.text.operations import (
-    MAX_INDENT,
     cased,
     check_length,
     check_method,
+    few,
     indent,
     numeral,
     of_numbers,
     of_text,
     replace,
+    searchable_for,
+    small_numbers,
     sortable_dict,
     text_of,
     trim,
+    weigh,
+    weigh_all,
 )
+from uma_trio.text.instrument import Instrument
 
 MAX_RANGE: Final = 10_000  # a request has at most 1024 messages
 MAX_STEPS: Final = 2_000_000  # 1024 messages, each looked at once for each other one
