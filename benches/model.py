@@ -42,16 +42,6 @@ def bench_model(given: Path | None = None, vocabulary: Path | None = None) -> Pa
     return _make(out, PRESET, KIND, tokens)
 
 
-def trained_context(model: Path) -> int | None:
-    """Return how many tokens of context a model was trained for; None if the file does not say."""
-    from gguf import GGUFReader  # takes long to import
-
-    for name, field in GGUFReader(model).fields.items():
-        if name.endswith(".context_length"):
-            return int(field.contents())
-    return None
-
-
 def tiny_model() -> Path:
     """Return a model so small that computing it costs next to nothing."""
     out = _OUT / "bench-tiny.gguf"

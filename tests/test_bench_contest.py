@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from benches import beside, chart, contest, driver, report, servers
-from benches.clients import Answer, NotServed
+from benches.clients import NotServed
 from benches.contest import Row, System
 from benches.driver import Comparison, Table
 from benches.pace import Point
-from benches.scenes import agent_chain, apart, long_ctx, many, micro, prefill
-from benches.scenes.agent_chain import Chain
+from benches.scenes import many, micro, prefill
 from benches.scenes.builds import ratios
 from uma_trio.models import bundled_model
 from uma_trio.policy.deadline import deadline
@@ -143,29 +142,6 @@ def test_a_target_is_a_bound_above_or_below(value: float, at_most: bool, word: s
     assert word in contest.verdict("x", value, 1.5, at_most=at_most)
 
 
-def answered(*times: float, whole: bool = True) -> Answer:
-    """A step of a chain."""
-    return Answer(0.0, list(times), completion_tokens=len(times) if whole else None)
-
-
-def test_a_chain_that_was_given_up_is_slower_than_what_was_seen() -> None:
-    """What it waited for in vain counts, the pauses do not, and its steps say how far it came."""
-    alone = Chain([answered(0.1, 1.0)] * 3, work_s=3.0, pauses_s=1.0)
-    loaded = Chain([answered(0.5, 2.0), answered(whole=False)], work_s=30.0, pauses_s=0.5)
-    found = agent_chain.compare(alone, loaded)
-    assert (found["slowdown"], found["steps"]) == (10.0, 1)
-    assert found["slowdown_all"] == pytest.approx(30.5 / 4)
-
-
-def test_only_whole_chains_of_others_are_told_as_figures() -> None:
-    """A peer whose chain was given up is at least as slow as printed."""
-    compared = [system("llama-server", slowdown=10.0, steps=1), system("uma-trio", slowdown=1.4)]
-    medians = contest.Medians(compared, contest.run(compared, EFFORT, seed=1))
-    peer, ours = agent_chain.verdicts(medians, steps=8)
-    assert peer == "llama-server: at least 10.00"
-    assert ours.endswith("1.40 (target at most 1.5: met)")
-
-
 def test_prompts_are_held_against_llama_cpp_of_the_same_repetition() -> None:
     """A machine that changes between repetitions changes no share."""
     rows: list[Row] = [
@@ -175,43 +151,6 @@ def test_prompts_are_held_against_llama_cpp_of_the_same_repetition() -> None:
     ]
     found = contest.with_share(rows, "prefill", prefill.CEILING)
     assert [r["share"] for r in found if r["family"] == "uma-trio"] == [0.9, 0.9]
-
-
-def test_one_daemon_is_held_against_the_best_of_the_processes_apart() -> None:
-    """Threads for all cores or for a part of them: whichever suits them better."""
-    compared = [
-        system("uma-trio", "deadline", decode=32.0, whole=30.0, pss=400.0),
-        system(apart.APART, "-t 2", decode=10.0, whole=9.0, pss=1500.0),
-        system(apart.APART, "-t 1", decode=20.0, whole=20.0, pss=1600.0),
-    ]
-    medians = contest.Medians(compared, contest.run(compared, EFFORT, seed=1))
-    decode, whole, pss = apart.verdicts(medians)
-    assert "1.60 (target at least 1.6: met)" in decode
-    assert "1.50 (target at least 1.6: MISSED)" in whole
-    assert "0.27 (target at most 0.4: met)" in pss
-
-
-def test_several_servers_are_connected_to_in_turn() -> None:
-    """Each stream of programs apart has a server of its own."""
-    met: list[int] = []
-
-    class Counted:
-        def __init__(self, i: int) -> None:
-            self.connect = lambda: met.append(i)
-
-    several = apart.Several([Counted(0), Counted(1)])  # type: ignore[list-item]
-    for _ in range(4):
-        several.connect()
-    assert met == [0, 1, 0, 1]
-
-
-def test_depths_beyond_the_models_training_are_left_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """What a model was not made for is no figure of it, and that is said."""
-    assert long_ctx.within([1024, 4096], 2048) == [1024]
-    assert "trained for 2048 tokens: 4096" in capsys.readouterr().err
-    assert long_ctx.within([1024], None) == [1024]
 
 
 def test_all_programs_spin_alike_and_hear_nothing_of_our_options(
@@ -251,11 +190,7 @@ def test_without_matplotlib_there_is_a_word_instead_of_a_chart(
 
 DRY = {
     "prefill": "--policies deadline --prompts 1",
-    "agent_chain": "--policies deadline --steps 2",
-    "long_ctx": "--depths 128 256 --gen-tokens 8",
-    "apart": "--k 2 --gen-tokens 16",
     "memory": "",
-    "mixed_load": "--document-tokens 50 --gen-tokens 8",
     "storm": "--caps 1.2 --no-baseline",
     "throughput": "--k 2 --gen-tokens 12",
     "speculation": "--n 1 2",

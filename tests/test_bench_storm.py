@@ -18,7 +18,7 @@ from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
 from benches.live import Endless, Live
 from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within
 from benches.processes import processes
-from benches.scenes import mixed_load, storm
+from benches.scenes import storm
 from uma_trio.policy.deadline import deadline
 from uma_trio.sockets.peers import peer_of
 
@@ -199,26 +199,6 @@ def test_a_peer_tells_the_progress_of_each_prompt() -> None:
     assert answer.progress == [(2.0, 4)]
 
 
-def test_a_mixed_load_has_a_row_for_each_token() -> None:
-    """The columns are those of the scenario, times count from the first request."""
-    answers = [Answer(10.0, times=[10.1, 10.2]), Answer(10.5, times=[11.0])]
-    rows = list(mixed_load.token_rows(answers, interactive=1))
-    assert [(s, i, chat) for s, i, _, chat in rows] == [(0, 0, 1), (0, 1, 1), (1, 0, 0)]
-    assert [ms for _, _, ms, _ in rows] == pytest.approx([100, 200, 1000])
-
-
-def test_the_csv_of_a_mixed_load_has_the_columns_of_the_scenario(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exactly these, with nothing before them: other programs read the file."""
-    monkeypatch.setattr(report, "OUT", tmp_path)
-    path = mixed_load.write_tokens("us -b 4", [Answer(1.0, times=[1.5])], interactive=1)
-    assert path.read_text().splitlines() == [
-        "session_id,token_idx,ts_ms,is_interactive",
-        "0,0,500.000,1",
-    ]
-
-
 def test_each_client_of_the_load_can_be_a_process(tmp_path: Path) -> None:
     """The daemon goes by who connected; one process has one name however often it connects."""
     with contextlib.ExitStack() as stack, socket.socket(socket.AF_UNIX) as door:
@@ -237,40 +217,6 @@ def test_a_server_that_does_not_ask_has_one_client() -> None:
     wire = SseWire(1)
     with processes(wire, 2) as clients:
         assert clients == [wire.connect] * 2
-
-
-class Silent(Paired):
-    """A wire on which every request is answered at once with a token, but for the `last`."""
-
-    def __init__(self, last: int) -> None:
-        super().__init__()
-        self._last = last
-
-    def connect(self) -> socket.socket:
-        """Return a socket that holds the answer, or nothing."""
-        near = super().connect()
-        if len(self.far) < self._last:
-            self.far[-1].sendall(packed({"event": "token", "id": "a"}) + END)
-        return near
-
-
-def test_a_document_that_takes_too_long_is_given_up_and_the_chats_are_kept() -> None:
-    """What was read until then is the server's row; the CSV's number of the session is told."""
-    given = asked("mixed_load", "--interactive 1 --gen-tokens 1")
-    wire = Silent(last=4)  # after a warm-up, a chat alone, and a chat beside it
-    played = mixed_load.play(wire, given, "1", least_s=0.01)
-    row = mixed_load.summarise(played)
-    assert played.left.endswith("with 0 of 1 tokens of session 1")
-    assert (row["left"], row["error"], row["document_ttft_s"]) == (played.left, None, None)
-    assert len(list(mixed_load.token_rows(played.answers, 1))) == 1
-    for far in wire.far:
-        far.close()
-
-
-def test_a_slow_machine_has_longer_for_a_mixed_load() -> None:
-    """Ten times what the slowest chat took alone."""
-    alone = [Answer(10.0, times=[11.0, 25.0]), Answer(10.0, times=[12.0]), Answer(10.0)]
-    assert mixed_load.patience(alone) == pytest.approx(150)
 
 
 def asked(scene: str, words: str) -> argparse.Namespace:

@@ -48,12 +48,12 @@ def test_the_request_is_over_when_each_choice_is():
     """Both ends know which are open; the tokens of choices may come in any order."""
     pair = _pair(3)
     pair.send(Role.SERVER, _token(2), _token(0), _end(0), _token(1), _token(2), _end(2))
-    assert pair.client.open_choices == pair.server.open_choices == {1}
+    assert pair.client._running.open == pair.server._running.open == {1}
     pair.send(Role.SERVER, _end(1), EOS)
     assert pair.client.request_id is pair.server.request_id is None
     pair.next_cycle()
     pair.send(Role.CLIENT, Generate("a", prompt="p"))
-    assert pair.client.open_choices == pair.server.open_choices == {0}
+    assert pair.client._running.open == pair.server._running.open == {0}
 
 
 def test_a_choice_may_end_before_the_prompt_is_done():
@@ -71,7 +71,7 @@ def test_a_cancel_names_the_request_and_not_a_choice():
     pair = _pair(2)
     pair.send(Role.SERVER, _end(0))
     pair.send(Role.CLIENT, Cancel("a"))
-    assert pair.server.open_choices == {1}
+    assert pair.server._running.open == {1}
     pair.send(Role.SERVER, _end(1), EOS)
     assert pair.server.request_id is pair.client.request_id is None
 

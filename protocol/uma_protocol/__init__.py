@@ -23,7 +23,6 @@ from .errors import (
     RemoteProtocolError,
 )
 from .events import (
-    Admin,
     Alternative,
     Awaits,
     BeginningInfo,
@@ -91,7 +90,6 @@ __all__ = [
     "MAX_DEPTH",
     "NEED_DATA",
     "PAUSED",
-    "Admin",
     "Alternative",
     "Awaits",
     "BeginningInfo",

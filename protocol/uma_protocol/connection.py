@@ -136,11 +136,6 @@ class Connection:
         return self._running.id
 
     @property
-    def open_choices(self) -> frozenset[int]:
-        """The choices of the running request that have not ended."""
-        return frozenset(self._running.open)
-
-    @property
     def mid_frame(self) -> bool:
         """Whether a frame is incomplete: the caller should limit the time until its end."""
         return self._reader.mid_frame

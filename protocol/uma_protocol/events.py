@@ -413,11 +413,6 @@ Request = (
 )
 """What a client sends."""
 
-Admin = (
-    Cancel | SetPriority | ListSessions | Explain | Prefix | LoadModel | UnloadModel | GetMetrics
-)
-"""Requests that compute nothing; they are answered also while a request runs."""
-
 Event = (
     Token | End | Vectors | Scores | Eos | Error | Ok | Sessions | Explanation | Prefixes | Metrics
 )
