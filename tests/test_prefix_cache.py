@@ -174,7 +174,7 @@ def test_a_prompt_that_is_cached_for_somebody_else_takes_as_long_as_one_that_is_
 
 
 def test_a_budget_of_nothing_turns_it_off() -> None:
-    """Nothing is kept, looked up or held."""
+    """Nothing is kept, looked up or waited for."""
     made = bench(budget=0)
     ask(made, letters(1, 100))
     assert made.backend.kv_used() == 0
@@ -472,8 +472,8 @@ def test_beside_a_reader_cells_are_moved_in_slices() -> None:
     made.engine.prefix.saving.restore_takes = measured(1e-6, 1e-6)
     before, _ = len(reader.tokens), made.submit(prompt, 4, namespace=MINE)
     made.ticks(2)
-    (held,) = made.engine.prefix.held.values()
-    assert 0 < len(held.pages) < 10
+    (blocked,) = made.engine.prefix.blocked.values()
+    assert 0 < len(blocked.pages) < 10
     made.ticks(4)
     assert len(reader.tokens) >= before + 5, "every tick gave the reader its token"
     made.run()
@@ -1007,11 +1007,11 @@ class Answers(RuleBasedStateMachine):
         held = sum(made.backend.kv_length(seq) for seq in seqs)
         assert held - made.backend.kv_shared(seqs) == made.backend.kv_used() <= 640
         for sequence in running.values():
-            if sequence.handle not in prefix.held:
+            if sequence.handle not in prefix.blocked:
                 assert made.backend.kv_length(sequence.slot) == sequence.computed
         for leaf in prefix.leaves:
             assert made.backend.kv_length(leaf.seq) == len(leaf.tokens)
-        locked = {id(page) for held in prefix.held.values() for page in held.pages}
+        locked = {id(page) for blocked in prefix.blocked.values() for page in blocked.pages}
         pages = [p for name in prefix.store.trie.namespaces for p in prefix.store.trie.pages(name)]
         assert {id(page) for page in pages if page.locked} == locked
 

@@ -141,12 +141,12 @@ class Cells:
     # --- who waits for cells ---
 
     @property
-    def held(self) -> Collection[int]:
+    def blocked(self) -> Collection[int]:
         """The requests that have a slot and wait for their prefix, by key."""
-        return self.prefix.held.keys()
+        return self.prefix.blocked.keys()
 
     def wait_of(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Wait | None:
-        """Return what a held request waits for; None if it is not held."""
+        """Return what a blocked request waits for; None if it is not blocked."""
         return self.prefix.wait_of(sequence, running)
 
     # --- a tick ---

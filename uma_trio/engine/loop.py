@@ -156,7 +156,7 @@ class Engine:
         self._commit()
         self._take_in(now)
         found = self._planner.claim(now)
-        if self.cells.held:  # what they wait for is done between ticks
+        if self.cells.blocked:  # what they wait for is done between ticks
             found = evolve(found, works=True)
         if found.works or found.due_at < math.inf:
             return found  # between its ticks texts are encoded, too
@@ -487,7 +487,7 @@ class Engine:
         if untold:
             return  # it would delay a first token, which the next decode publishes
         tick_s = self._decode_ended - self._decode_began - self._paused_s
-        self.side.between_ticks(self.registry.running, len(self.cells.held), tick_s)
+        self.side.between_ticks(self.registry.running, len(self.cells.blocked), tick_s)
 
 
 def _is_contended(state: SchedulerState) -> bool:

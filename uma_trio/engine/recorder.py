@@ -328,7 +328,7 @@ class Recorder:
         for view in state.sequences:
             timeline = self._live.get(view.key)
             if timeline is not None and timeline.parked_at is None:
-                since = max(before, timeline.since, timeline.sequence.held_until)
+                since = max(before, timeline.since, timeline.sequence.blocked_until)
                 timeline.aside_s += max(0.0, until - since)
 
     def recovered(self, how: str) -> None:
@@ -455,7 +455,7 @@ def _record(
         aside_s=timeline.aside_s,
         mask_s=timeline.mask_s + (0.0 if timeline.late_at is None else now - timeline.late_at),
         prefix_s=sequence.prefix_s
-        + (0.0 if sequence.held_since is None else now - sequence.held_since),
+        + (0.0 if sequence.blocked_since is None else now - sequence.blocked_since),
         prefill=timeline.prefill.frozen(),
         decode=timeline.decode.frozen(),
         worst_gap=timeline.worst,

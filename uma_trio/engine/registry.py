@@ -95,12 +95,12 @@ class Registry:
     def absent(self) -> Collection[int]:
         """Requests with a slot that are left out of plans, for a restore or a mask."""
         if not self._late:
-            return self.cells.held
+            return self.cells.blocked
         running = self.running
         self._late = {
             key for key in self._late if key in running and running[key].sampler.waits_for_mask
         }
-        return {*self.cells.held, *self._late}
+        return {*self.cells.blocked, *self._late}
 
     @property
     def awaits_masks(self) -> bool:
@@ -126,7 +126,7 @@ class Registry:
             self._recorder.admitted(key, now)
             found = self.cells.begin(sequence, self.running)
             self.first_tokens.note(sequence, found.covered, now)
-            if sequence.submit.progress and key not in self.cells.held:
+            if sequence.submit.progress and key not in self.cells.blocked:
                 self._tell_progress(sequence, now)
             for other in self._in_line():
                 if other.submit.submitted < sequence.submit.submitted:

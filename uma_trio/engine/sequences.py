@@ -85,11 +85,11 @@ class Sequence:
 
     __slots__ = (
         "admitted",
+        "blocked_since",
+        "blocked_until",
         "cached_tokens",
         "draft",
         "forgiven",
-        "held_since",
-        "held_until",
         "lent",
         "n_prompt",
         "parked_since",
@@ -145,8 +145,10 @@ class Sequence:
         self.preempted = False
         self.tenancy = Tenancy()
         self.admitted: float | None = None
-        self.held_since: float | None = None  # when it began to wait for its beginning, if it does
-        self.held_until = -math.inf  # when it waited no longer
+        self.blocked_since: float | None = (
+            None  # when it began to wait for its beginning, if it does
+        )
+        self.blocked_until = -math.inf  # when it waited no longer
         self.prefix_s = 0.0  # how long it has waited for its beginning, before that
         self.cached_tokens = 0  # of its prompt, that lay in the cache when it was admitted first
         self.told_computed = -1  # how much of its prompt its stream was told to be computed

@@ -91,12 +91,12 @@ class Desk:
     spent_s: float = field(default=0.0, init=False)
     _put_by_s: float = field(default=0.0, init=False)
 
-    def between_ticks(self, running: Mapping[int, Running], held: int, tick_s: float) -> None:
-        """Do what the readers can bear before the next tick. `held` of the `running` requests wait for side work.
+    def between_ticks(self, running: Mapping[int, Running], blocked: int, tick_s: float) -> None:
+        """Do what the readers can bear before the next tick. `blocked` of the `running` requests wait for side work.
 
         What was too little for a part adds up, or a slow one would never come about.
         """
-        alone = held >= len(running)
+        alone = blocked >= len(running)
         busy = [work.look(running, alone=alone) for work in self.works]
         if running and any(busy):
             self._work(running, self._share_s(running, tick_s), alone=alone)

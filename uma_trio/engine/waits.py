@@ -25,8 +25,8 @@ def wait_of(sequence: Sequence, registry: Registry, recorder: Recorder, now: flo
     handle = sequence.handle
     if sequence.slot == NO_SLOT:
         return _for_a_place(sequence, registry, recorder)
-    if (held := registry.cells.wait_of(sequence, registry.running)) is not None:
-        return held
+    if (wait := registry.cells.wait_of(sequence, registry.running)) is not None:
+        return wait
     if sequence.credit <= 0:
         return Wait(BEHIND)
     if handle in registry.absent:

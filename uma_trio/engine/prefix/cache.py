@@ -3,7 +3,7 @@
 When a request gets a slot, the cache looks for its longest prefix in its own namespace, exact to
 the token. Cells in the KV cache (of a running request or a leaf) are shared at once. Saved pages
 are restored in slices, between ticks. If another request is about to compute the prefix, the
-request waits for that one and then shares its cells (a fork). While it waits it is *held*: it has
+request waits for that one and then shares its cells (a fork). While it waits it is *blocked*: it has
 its slot and is in no plan. When a request ends, is cancelled or preempted, its cells become a leaf.
 
 Leaves are saved in slices, and leave the KV cache when they cost more than their return would
@@ -37,7 +37,7 @@ from uma_trio.words import Lane
 
 
 @define(eq=False)
-class _Held:
+class _Blocked:
     """A request that has a slot and waits: for `pages`, or for `leader` to compute `coming` tokens."""
 
     sequence: Sequence
@@ -82,7 +82,7 @@ class PrefixCache:
         self.reuse = Reuse()
         compaction = Compaction(backend, clock, self.saving.save_takes)
         self.room = Room(backend, self.leaves, self.saving, compaction, self.reuse)
-        self.held: dict[int, _Held] = {}
+        self.blocked: dict[int, _Blocked] = {}
         self.hits: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.tokens_saved = 0
@@ -139,33 +139,35 @@ class PrefixCache:
         leader = found.leader
         if leader is None or not found.waits(sequence.known - 1):
             return False
-        self._hold(_Held(sequence, "fork", found, leader=leader.handle, coming=found.coming))
+        self._block(_Blocked(sequence, "fork", found, leader=leader.handle, coming=found.coming))
         return True
 
-    def _hold(self, held: _Held) -> None:
-        held.sequence.held_since = self._clock()
-        self.held[held.sequence.handle] = held
+    def _block(self, blocked: _Blocked) -> None:
+        blocked.sequence.blocked_since = self._clock()
+        self.blocked[blocked.sequence.handle] = blocked
 
-    def _let_go(self, sequence: Sequence) -> _Held | None:
+    def _unblock(self, sequence: Sequence) -> _Blocked | None:
         """Hold a request no longer, and note how long it waited; return what it waited for."""
-        held = self.held.pop(sequence.handle, None)
-        if held is not None and sequence.held_since is not None:
-            sequence.held_until = self._clock()
-            sequence.prefix_s += sequence.held_until - sequence.held_since
-            sequence.held_since = None
-        return held
+        blocked = self.blocked.pop(sequence.handle, None)
+        if blocked is not None and sequence.blocked_since is not None:
+            sequence.blocked_until = self._clock()
+            sequence.prefix_s += sequence.blocked_until - sequence.blocked_since
+            sequence.blocked_since = None
+        return blocked
 
     def wait_of(self, sequence: Sequence, running: Mapping[int, Sequence]) -> Wait | None:
-        """Return what a held request waits for; None if it is not held."""
-        held = self.held.get(sequence.handle)
-        if held is None:
+        """Return what a blocked request waits for; None if it is not blocked."""
+        blocked = self.blocked.get(sequence.handle)
+        if blocked is None:
             return None
-        if held.leader is None:
-            return Wait(f"its beginning is restored from memory, {len(held.pages)} pages are left")
-        leader = running.get(held.leader)
-        done = min(leader.computed, held.coming) if leader is not None else 0
+        if blocked.leader is None:
+            return Wait(
+                f"its beginning is restored from memory, {len(blocked.pages)} pages are left"
+            )
+        leader = running.get(blocked.leader)
+        done = min(leader.computed, blocked.coming) if leader is not None else 0
         why = "another request computes the same beginning"
-        return Wait(why, (held.leader,), held.coming, done)
+        return Wait(why, (blocked.leader,), blocked.coming, done)
 
     def _leaders(self, running: Mapping[int, Sequence]) -> Iterator[Sequence]:
         """Yield those that a request may wait for or share with.
@@ -176,8 +178,8 @@ class PrefixCache:
         return (other for other in running.values() if not self._is_follower(other))
 
     def _is_follower(self, sequence: Sequence) -> bool:
-        held = self.held.get(sequence.handle)
-        return held is not None and held.leader is not None
+        blocked = self.blocked.get(sequence.handle)
+        return blocked is not None and blocked.leader is not None
 
     def _take(self, sequence: Sequence, found: FoundPrefix, source: Source | None = None) -> None:
         """Share what is resident, then restore what is saved beyond that."""
@@ -195,7 +197,7 @@ class PrefixCache:
         if pages:
             for page in pages:
                 page.locked += 1
-            self._hold(_Held(sequence, source or "saved", found, deque(pages)))
+            self._block(_Blocked(sequence, source or "saved", found, deque(pages)))
         else:
             self._begin_from(sequence, n, kind, found)
 
@@ -247,48 +249,48 @@ class PrefixCache:
 
     def settle(self, running: Mapping[int, Sequence]) -> bool:
         """Let forks go on whose leader is done, and leaders be due for those who wait; whether somebody waits."""
-        if not (self.held or self._promoted or self._waited_for):
+        if not (self.blocked or self._promoted or self._waited_for):
             return False
-        for held in tuple(self.held.values()):
-            if held.leader is not None:
-                self._follow(held, running)
+        for blocked in tuple(self.blocked.values()):
+            if blocked.leader is not None:
+                self._follow(blocked, running)
         self._promote(running)
         self._inherit(running)
         return True
 
     def next_restore_s(self) -> float | None:
         """Return how long restoring the next page should take; None if no request waits for one."""
-        first = self._next_held()
+        first = self._next_blocked()
         return None if first is None else self.saving.restore_s(first.pages[0])
 
     def restore_next(self) -> float:
         """Restore the next page; return the seconds that it took."""
-        first = self._next_held()
+        first = self._next_blocked()
         return 0.0 if first is None else self._restore(first)
 
-    def _next_held(self) -> _Held | None:
-        return next((held for held in self.held.values() if held.leader is None), None)
+    def _next_blocked(self) -> _Blocked | None:
+        return next((blocked for blocked in self.blocked.values() if blocked.leader is None), None)
 
     def idle(self, most_s: float = math.inf) -> bool:
         """Save one page while nothing is computed; False if no page takes at most `most_s`."""
         return self.on and self.saving.one(most_s)
 
-    def _follow(self, held: _Held, running: Mapping[int, Sequence]) -> None:
+    def _follow(self, blocked: _Blocked, running: Mapping[int, Sequence]) -> None:
         """Fork as soon as the leader has computed what is shared, or will not."""
-        leader = running.get(held.leader) if held.leader is not None else None
+        leader = running.get(blocked.leader) if blocked.leader is not None else None
         goes_on = leader is not None and leader.credit > 0 and not self._is_follower(leader)
-        if goes_on and leader is not None and leader.computed < held.coming:
+        if goes_on and leader is not None and leader.computed < blocked.coming:
             return
-        self._let_go(held.sequence)
-        found = search(held.sequence, self._leaders(running), self.leaves, self.store)
-        if not self._waits(held.sequence, found):
-            self._take(held.sequence, found, "fork" if leader is not None else None)
+        self._unblock(blocked.sequence)
+        found = search(blocked.sequence, self._leaders(running), self.leaves, self.store)
+        if not self._waits(blocked.sequence, found):
+            self._take(blocked.sequence, found, "fork" if leader is not None else None)
 
     def _promote(self, running: Mapping[int, Sequence]) -> None:
         """Make leaders interactive for as long as a person waits for them, and no longer."""
-        held = self.held.values()
+        blocked = self.blocked.values()
         needed = {
-            h.leader for h in held if h.leader is not None and h.sequence.lane == "interactive"
+            h.leader for h in blocked if h.leader is not None and h.sequence.lane == "interactive"
         }
         for handle in [handle for handle in self._promoted if handle not in needed]:
             lane = self._promoted.pop(handle)
@@ -306,42 +308,44 @@ class PrefixCache:
         Who waits has less to compute, and is due earlier: others that are due between the two would hold up both.
         """
         firsts: dict[int, tuple[FirstToken, ...]] = {}
-        for held in self.held.values():
-            first = held.sequence.view.first
-            if held.leader is not None and first is not None:
-                firsts[held.leader] = (*firsts.get(held.leader, ()), first)
+        for blocked in self.blocked.values():
+            first = blocked.sequence.view.first
+            if blocked.leader is not None and first is not None:
+                firsts[blocked.leader] = (*firsts.get(blocked.leader, ()), first)
         for handle in self._waited_for | firsts.keys():
             if handle in running:
                 running[handle].inherit(firsts.get(handle, ()))
         self._waited_for = set(firsts)
 
-    def _restore(self, held: _Held) -> float:
+    def _restore(self, blocked: _Blocked) -> float:
         """Restore the next page of a request; return the seconds that it took."""
-        began, page = self._clock(), held.pages.popleft()
+        began, page = self._clock(), blocked.pages.popleft()
         self.room.make(len(page.tokens))
-        done = page.saved is not None and self._backend.kv_restore(held.sequence.slot, page.saved)
+        done = page.saved is not None and self._backend.kv_restore(
+            blocked.sequence.slot, page.saved
+        )
         page.locked -= 1
         took_s = self._clock() - began
-        self.ledger.spend(held.sequence.submit.program, took_s)
+        self.ledger.spend(blocked.sequence.submit.program, took_s)
         if done:
             self.saving.restored(page, took_s)
             self.store.used((page,))
         else:
             self.failures["restore"] += 1
-        if not done or not held.pages:
-            self._release(held)
-            self._let_go(held.sequence)
-            n = self._backend.kv_length(held.sequence.slot)
+        if not done or not blocked.pages:
+            self._release(blocked)
+            self._unblock(blocked.sequence)
+            n = self._backend.kv_length(blocked.sequence.slot)
             n = min(
-                n, common(page.path[-1].tokens, held.sequence.tokens[page.start :]) + page.start
+                n, common(page.path[-1].tokens, blocked.sequence.tokens[page.start :]) + page.start
             )
-            self._begin_from(held.sequence, n, held.source, held.found)
+            self._begin_from(blocked.sequence, n, blocked.source, blocked.found)
         return took_s
 
-    def _release(self, held: _Held) -> None:
-        for page in held.pages:
+    def _release(self, blocked: _Blocked) -> None:
+        for page in blocked.pages:
             page.locked -= 1
-        held.pages.clear()
+        blocked.pages.clear()
 
     # --- a request goes ---
 
@@ -350,15 +354,15 @@ class PrefixCache:
         if not self.on or sequence.slot == NO_SLOT:
             return
         self.leaves.recount()
-        held = self._let_go(sequence)
-        if held is not None:
-            self._release(held)
+        blocked = self._unblock(sequence)
+        if blocked is not None:
+            self._release(blocked)
         lane = self._promoted.pop(sequence.handle, None)
         if lane is not None:
             sequence.move_to(lane)
         namespace, n = sequence.submit.namespace, sequence.computed
         keep = keep and sequence.submit.keeps
-        if not keep or held is not None or namespace is None or n < LEAST_HIT:
+        if not keep or blocked is not None or namespace is None or n < LEAST_HIT:
             return
         tokens = sequence.tokens[:n].copy()
         if self.leaves.covering(namespace, tokens):

@@ -101,8 +101,8 @@ class Moving:
 
     def do(self, most_s: float) -> float:
         """Move cells, and charge clients by their tokens that are due: each of them spans fewer cells."""
-        room, held = self.prefix.room, self.prefix.held
-        moving = [each for key, each in self._running.items() if key not in held]
+        room, blocked = self.prefix.room, self.prefix.blocked
+        moving = [each for key, each in self._running.items() if key not in blocked]
         due: Counter[Path] = Counter()
         for sequence in moving:
             due[sequence.submit.program] += sequence.view.due
