@@ -236,8 +236,8 @@ def test_what_was_used_is_not_shed_by_leaving() -> None:
 
 def test_who_was_never_seen_starts_where_the_furthest_is() -> None:
     """Or a turn ahead of the least, where that is a debtor's place; or nobody would come before it."""
-    assert lift({1: 3.0, 2: 4.0}, {1, 2, 3}, ahead_s=2.0)[3] == 4.0
-    assert lift({1: 3.0, 2: 50.0}, {1, 2, 3}, ahead_s=2.0)[3] == 5.0
+    assert lift({1: 3.0, 2: 4.0}, {1, 2, 3}, beyond_s=2.0)[3] == 4.0
+    assert lift({1: 3.0, 2: 50.0}, {1, 2, 3}, beyond_s=2.0)[3] == 5.0
 
 
 def test_only_debts_are_remembered_of_those_who_left() -> None:

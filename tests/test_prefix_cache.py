@@ -748,9 +748,9 @@ def test_a_leaf_that_is_used_again_owes_nothing_for_what_came_before() -> None:
     made.ticks(3)
     prefix = made.engine.prefix
     (mine,) = (leaf for leaf in prefix.leaves if leaf.namespace == MINE)
-    assert mine.ahead_s > 0
+    assert mine.coming_s > 0
     prefix.leaves.use(mine, made.clock())
-    assert (mine.paid_s, mine.ahead_s, mine.leaving) == (0.0, 0.0, False)
+    assert (mine.paid_s, mine.coming_s, mine.leaving) == (0.0, 0.0, False)
 
 
 def test_a_session_is_kept_when_others_are_evicted() -> None:

@@ -111,7 +111,7 @@ def account(state: SchedulerState, plan: Plan) -> Plan:
     return evolve(plan, predicted_s=predicted_s, moved_bytes=moved, memory=memory)
 
 
-def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: float) -> Memory:
+def _charged(state: SchedulerState, plan: Plan, predicted_s: float, beyond_s: float) -> Memory:
     """Charge the whole tick to its clients, and its best-effort part to the lanes, by weight.
 
     What clients used beside ticks is charged to them, too.
@@ -124,7 +124,7 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
     )
     per_token_s = predicted_s / plan.n_tokens
     weight = {"interactive": contract.interactive_weight, "background": 1.0}
-    used_s, part_of = lift_all(memory.used_s, memory.part_of, state.paths, ahead_s)
+    used_s, part_of = lift_all(memory.used_s, memory.part_of, state.paths, beyond_s)
     for node, seconds in state.charges:
         if node in used_s:  # of whom nothing is known starts later
             used_s[node] += seconds
@@ -146,7 +146,7 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, ahead_s: flo
         mixed=mixed > 0,
         background=others / max(1, mixed),
         owed_s=owed_s,
-        answers_owed_s=_answers_owed_after(state, plan, predicted_s, ahead_s, prompts > 0),
+        answers_owed_s=_answers_owed_after(state, plan, predicted_s, beyond_s, prompts > 0),
     )
     return evolve(memory, guard=guard, used_s=used_s, part_of=part_of, lane_s=lane_s)
 

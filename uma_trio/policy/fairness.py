@@ -43,17 +43,17 @@ def turn_s(cost: CostModel, n_batch: int) -> float:
     return min(n_batch, TURN_TOKENS) * cost.seconds(Work(2)) / 2
 
 
-def lift(used_s: Mapping[K, float], ready: AbstractSet[K], ahead_s: float = 0.0) -> dict[K, float]:
+def lift(used_s: Mapping[K, float], ready: AbstractSet[K], beyond_s: float = 0.0) -> dict[K, float]:
     """Return the counters once those `ready` are no lower than the least of them that was known.
 
-    Who was not starts where the furthest is, no more than `ahead_s` beyond the least. Of those that
+    Who was not starts where the furthest is, no more than `beyond_s` beyond the least. Of those that
     are not ready only who is above the least is remembered: the rest would be lifted to it.
     """
     if ready and ready == used_s.keys():
         return dict(used_s)  # nobody came or went
     known = [used_s[key] for key in ready if key in used_s]
     least = min(known, default=max(used_s.values(), default=0.0))
-    start = min(max(known, default=least), least + ahead_s)
+    start = min(max(known, default=least), least + beyond_s)
     counters = {key: used for key, used in used_s.items() if used > least and key not in ready}
     for key in ready:
         counters[key] = max(used_s.get(key, start), least)
@@ -68,7 +68,7 @@ def lift_all(
     used_s: Mapping[int, float],
     part_of: Mapping[int, int],
     paths: Collection[Path],
-    ahead_s: float,
+    beyond_s: float,
 ) -> tuple[dict[int, float], dict[int, int]]:
     """Return the counters of all levels, lifted for those on `paths`, and whose share each one divides.
 
@@ -77,14 +77,14 @@ def lift_all(
     """
     ready = _by_parent(paths)
     if ready.keys() <= {None} and not part_of:
-        return lift(used_s, ready[None], ahead_s), {}
+        return lift(used_s, ready[None], beyond_s), {}
     known: defaultdict[int | None, dict[int, float]] = defaultdict(dict)
     for node, used in used_s.items():
         known[part_of.get(node)][node] = used
     counters: dict[int, float] = {}
     parts: dict[int, int] = {}
     for parent, nodes in ready.items():
-        lifted = lift(known[parent], nodes, ahead_s)
+        lifted = lift(known[parent], nodes, beyond_s)
         counters.update(lifted)
         if parent is not None:
             parts.update(dict.fromkeys(lifted, parent))

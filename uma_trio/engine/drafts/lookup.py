@@ -36,14 +36,14 @@ class Lookup:
     place does: whoever writes a changed file writes it in the order of the old one.
     """
 
-    __slots__ = ("_ahead", "_answer", "_indexed", "_n_prompt", "_prompt")
+    __slots__ = ("_answer", "_distance", "_indexed", "_n_prompt", "_prompt")
 
     def __init__(self, n_prompt: int = 0, begun: Runs | None = None) -> None:
         begun = begun or no_runs()
         self._n_prompt = n_prompt
         self._indexed = begun.end  # runs that end before this position are known
         self._prompt, self._answer = begun.places, no_runs().places
-        self._ahead = 0  # how far before the end of the text lies what was copied last
+        self._distance = 0  # how far before the end of the text lies what was copied last
 
     def index(self, tokens: IntArray, known: int, most: int = INDEXED_A_TICK) -> bool:
         """Take in up to `most` of the first `known` tokens; say whether that was all of them."""
@@ -90,13 +90,13 @@ class Lookup:
             if found is not None:
                 place, match = found, matched(tokens[:found], tokens[:known], order)
                 break
-        if match < LONGEST_MATCH and 0 < self._ahead < known:
-            following = known - self._ahead
+        if match < LONGEST_MATCH and 0 < self._distance < known:
+            following = known - self._distance
             length = matched(tokens[:following], tokens[:known], 0)
             if length > match and length >= ORDERS[-1]:
                 place, match = following, length
         if match:
-            self._ahead = known - place
+            self._distance = known - place
         return place, match
 
 

@@ -18,7 +18,7 @@ class Leaf:
     - The first `saved` tokens are in pages; `page` is the last of these.
     - `cells` is the number of cells that it keeps: a cell held by n leaves counts 1/n, and a cell
       that a request holds, too, counts 0.
-    - `paid_s` is the rent paid for each cell since its last use. `ahead_s` is the rent that the
+    - `paid_s` is the rent paid for each cell since its last use. `coming_s` is the rent that the
       requests which began since will add.
     - `given_up` says that it is never saved. `again_s` is the time to compute it again, 0 if
       unknown.
@@ -37,7 +37,7 @@ class Leaf:
     page: Page | None = None
     cells: float = 0.0
     paid_s: float = 0.0
-    ahead_s: float = 0.0
+    coming_s: float = 0.0
     leaving: bool = False
     given_up: bool = False
     again_s: float = 0.0
@@ -105,7 +105,7 @@ class Leaves:
     def use(self, leaf: Leaf, now: float) -> None:
         """Note that a request used it."""
         self._leaves[leaf.seq] = self._leaves.pop(leaf.seq)
-        leaf.used_at, leaf.paid_s, leaf.ahead_s, leaf.leaving = now, 0.0, 0.0, False
+        leaf.used_at, leaf.paid_s, leaf.coming_s, leaf.leaving = now, 0.0, 0.0, False
 
     def drop(self, leaf: Leaf) -> None:
         """Free its cells. Its saved pages stay."""

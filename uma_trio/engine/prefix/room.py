@@ -123,20 +123,20 @@ class Room:
         prices = self._prices()
         if prices is None:
             return
-        ahead = evolve(prices, save_s=0.0)
+        coming = evolve(prices, save_s=0.0)
         self.leaves.count()
         for leaf in self.leaves:
             if leaf is but_for or not leaf.cells:
                 continue
-            leaf.ahead_s += rent(ahead, n_tokens)
-            leaf.leaving = leaf.leaving or self._has_paid(leaf, ahead, leaf.ahead_s)
+            leaf.coming_s += rent(coming, n_tokens)
+            leaf.leaving = leaf.leaving or self._has_paid(leaf, coming, leaf.coming_s)
             if not leaf.leaving or not leaf.to_save:
                 continue
             price_s = self.saving.price_s(leaf)
-            if self.saving.will_save(leaf) and leaf.ahead_s * leaf.cells >= price_s:
+            if self.saving.will_save(leaf) and leaf.coming_s * leaf.cells >= price_s:
                 self.saving.first(leaf)
                 self.saving.earn(price_s)
-            elif self._not_worth(leaf, leaf.ahead_s):
+            elif self._not_worth(leaf, leaf.coming_s):
                 self.drop(leaf)
         self.let_go()
 

@@ -43,13 +43,13 @@ class Bound(Protocol):
     def ends(self) -> Collection[int]:
         """The tokens that end its answer."""
 
-    def mask(self, masks: Masks, ahead: int) -> Mask:
-        """Return what its constraint allows, which stands `ahead` tokens behind the answer."""
+    def mask(self, masks: Masks, behind: int) -> Mask:
+        """Return what its constraint allows, which stands `behind` tokens behind the answer."""
 
-    def redraw(self, row: FloatArray, ids: IdArray, ahead: int) -> int:
+    def redraw(self, row: FloatArray, ids: IdArray, behind: int) -> int:
         """Return one of the tokens `ids`, by the logits of `row`; `IMPOSSIBLE` if none can be.
 
-        The row is `ahead` tokens behind the answer.
+        The row is `behind` tokens behind the answer.
         """
 
 
@@ -147,7 +147,7 @@ def _walk(
 ) -> Iterator[Mask]:
     """Check the rows of one chain; yield each mask that is needed, and go on as far as it is there."""
     sampler, constraint, rows = chain
-    ahead = 0
+    behind = 0
     try:
         for row in rows:
             if row != rows[0]:
@@ -156,13 +156,13 @@ def _walk(
                     tokens[row] = UNREACHED
                     continue
                 constraint.accept(before)
-                ahead += 1
+                behind += 1
             if tokens[row] == NOT_FINITE:
                 continue
             elsewhere = constraint.elsewhere
             if not elsewhere and constraint.allows(tokens[row]):
                 continue
-            mask = sampler.mask(masks, ahead)
+            mask = sampler.mask(masks, behind)
             yield mask
             if not mask.wait(0.0):
                 tokens[row] = LATE
@@ -171,7 +171,7 @@ def _walk(
             if elsewhere and holds(ids, tokens[row]):
                 continue
             among[row] = ids
-            tokens[row] = sampler.redraw(logits[row], ids, ahead)
+            tokens[row] = sampler.redraw(logits[row], ids, behind)
     finally:
-        for _ in range(ahead):
+        for _ in range(behind):
             constraint.take_back()

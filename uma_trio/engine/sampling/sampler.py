@@ -70,7 +70,7 @@ class Sampler:
 
     __slots__ = (
         "_again",
-        "_ahead",
+        "_behind",
         "_mask",
         "_n_accepted",
         "_numbers",
@@ -111,7 +111,7 @@ class Sampler:
         self._numbers = Numbers(params.seed)
         self._again: Numbers | None = None
         self._place = 0  # how many tokens the answer has
-        self._ahead = 0  # how many rows behind these were drawn from since
+        self._behind = 0  # how many rows behind these were drawn from since
         self._n_accepted = 0
         self._refused = -_SOON  # behind how many tokens the latest draw was refused
         # The latest, and behind how many tokens it holds.
@@ -139,14 +139,14 @@ class Sampler:
 
     def random(self) -> float:
         """Return the number of [0, 1) of the next row that is drawn from, of one for each token."""
-        number = self._numbers(self._place + self._ahead)
-        self._ahead += 1
+        number = self._numbers(self._place + self._behind)
+        self._behind += 1
         return number
 
     def given(self, n: int) -> None:
         """Note that the answer has `n` tokens more; rows behind them were drawn from in vain."""
         self._place += n
-        self._ahead = 0
+        self._behind = 0
 
     def pick(self, row: FloatArray, likeliest: int) -> int:
         """Return the next token for a row whose (finite) maximum is known.
@@ -155,14 +155,14 @@ class Sampler:
         """
         return likeliest if self.greedy else self._drawn(row, likeliest, self.random())
 
-    def mask(self, masks: Masks, ahead: int) -> Mask:
-        """Return what its constraint allows, which stands `ahead` tokens behind the answer.
+    def mask(self, masks: Masks, behind: int) -> Mask:
+        """Return what its constraint allows, which stands `behind` tokens behind the answer.
 
         It is begun if it was not before, when its row had to sit out.
         """
         if self.constraint is None:
             raise ValueError("nothing constrains the answer")
-        place = self._n_accepted + ahead
+        place = self._n_accepted + behind
         if self._mask is None or self._mask[0] != place:
             self.drop_mask()
             self._mask = place, masks.begin(self.constraint)
@@ -192,10 +192,10 @@ class Sampler:
         else:
             self._mask[1].notify(there)
 
-    def redraw(self, row: FloatArray, ids: IdArray, ahead: int) -> int:
+    def redraw(self, row: FloatArray, ids: IdArray, behind: int) -> int:
         """Return one of the tokens `ids`, where the one that `pick` gave for the row was refused.
 
-        The row is `ahead` tokens behind the answer.
+        The row is `behind` tokens behind the answer.
 
         `IMPOSSIBLE` if none can be chosen. A draw from the whole vocabulary follows the probabilities
         of `ids` exactly, as a refused one is drawn again from these. With filters a refused draw is
@@ -210,7 +210,7 @@ class Sampler:
             return IMPOSSIBLE
         if self.greedy or self._again is None:
             return int(ids[likeliest])
-        return int(ids[self._drawn(values, likeliest, self._again(self._place + ahead))])
+        return int(ids[self._drawn(values, likeliest, self._again(self._place + behind))])
 
     def _drawn(self, row: FloatArray, likeliest: int, u: float) -> int:
         """Draw from a row by a number `u` of [0, 1)."""
