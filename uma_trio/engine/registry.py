@@ -137,8 +137,8 @@ class Registry:
     @property
     def beside_others(self) -> bool:
         """Whether a person waits for a place while background requests have theirs."""
-        held = any(sequence.lane == "background" for sequence in self.running.values())
-        return held and any(sequence.lane == "interactive" for sequence in self._in_line())
+        holds = any(sequence.lane == "background" for sequence in self.running.values())
+        return holds and any(sequence.lane == "interactive" for sequence in self._in_line())
 
     def to_be_asked(self, now: float) -> bool:
         """Whether somebody waits who might get a place at the time `now`.
@@ -168,12 +168,14 @@ class Registry:
             return _Declined((), owed=False, free_cells=free_cells)
         person = any(sequence.lane == "interactive" for sequence in self._in_line())
         tenured, late = False, now >= self.first_tokens.late_from
-        for held in self._holders(now):
-            tenured = tenured or held.tenured
-            away = is_away(held)
-            gives = person and held.lane == "background" and not keeps_place(held, self.bucket_s)
-            if away or gives or (late and held.yields):
-                could.append((held.computed, -held.key, away))
+        for holder in self._holders(now):
+            tenured = tenured or holder.tenured
+            away = is_away(holder)
+            gives = (
+                person and holder.lane == "background" and not keeps_place(holder, self.bucket_s)
+            )
+            if away or gives or (late and holder.yields):
+                could.append((holder.computed, -holder.key, away))
         order = tuple([(key, away) for _, key, away in sorted(could)])
         owed = self.bucket_s >= BUCKET_S and not tenured
         return _Declined(order, owed=owed, free_cells=free_cells)

@@ -120,7 +120,7 @@ def promise(tick: Tick, itl_s: float = 0.0) -> Promise:
         moved_bytes=plan.moved_bytes,
         tokens=plan.n_tokens,
         ballast=plan.ballast,
-        held_back=sum([_held_back(state.views.get(skip.key)) for skip in plan.skipped]),
+        skipped=sum([_is_skipped_prompt(state.views.get(skip.key)) for skip in plan.skipped]),
         granted=limit.grant,
         infeasible=not guard.mixed and itl_s > state.contract.promised_cap * limit.solo_s > 0,
         background=guard.background,
@@ -153,6 +153,6 @@ def publish_load(metrics: Metrics, registry: Registry) -> None:
     )
 
 
-def _held_back(view: SequenceView | None) -> bool:
+def _is_skipped_prompt(view: SequenceView | None) -> bool:
     """Whether one that got nothing is a prompt that could have been computed."""
     return view is not None and not view.decoding and view.credit > 0

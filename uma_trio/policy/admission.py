@@ -42,9 +42,9 @@ def gives_place(state: AdmissionState) -> tuple[int, ...]:
     (:mod:`uma_trio.policy.floor`). Empty if no interactive request would be admitted.
     """
     could = [
-        held
-        for held in state.running
-        if held.lane == "background" and not keeps_place(held, state.bucket_s)
+        holder
+        for holder in state.running
+        if holder.lane == "background" and not keeps_place(holder, state.bucket_s)
     ]
     return _making_room(state, could, lambda _going: _is_person)
 
@@ -58,13 +58,13 @@ def makes_way(state: AdmissionState) -> tuple[int, ...]:
     """
 
     def others(going: Sequence[Holder]) -> Callable[[Waiting], bool]:
-        clients = {held.client for held in going}
-        person = any(held.lane == "interactive" for held in going)
+        clients = {holder.client for holder in going}
+        person = any(holder.lane == "interactive" for holder in going)
         return lambda waiting: (
             waiting.client not in clients and not (person and waiting.lane == "background")
         )
 
-    return _making_room(state, [held for held in state.running if is_away(held)], others)
+    return _making_room(state, [holder for holder in state.running if is_away(holder)], others)
 
 
 def gives_turn(state: AdmissionState) -> tuple[int, ...]:
@@ -75,14 +75,14 @@ def gives_turn(state: AdmissionState) -> tuple[int, ...]:
     """
 
     def late(going: Sequence[Holder]) -> Callable[[Waiting], bool]:
-        clients = {held.client for held in going}
+        clients = {holder.client for holder in going}
         return lambda waiting: is_at_risk(waiting, state.now) and waiting.client not in clients
 
     if not any(is_at_risk(waiting, state.now) for waiting in state.waiting):
         return ()
     used_s = state.used_s
-    could = [held for held in state.running if held.yields]
-    could.sort(key=lambda held: [-used_s.get(node, 0.0) for node in held.path])
+    could = [holder for holder in state.running if holder.yields]
+    could.sort(key=lambda holder: [-used_s.get(node, 0.0) for node in holder.path])
     return _making_room(state, could, late, in_order=True)
 
 
@@ -98,22 +98,22 @@ def gives_back(state: AdmissionState, cells: int) -> tuple[int, ...]:
     :func:`gives_place`, and nobody whose cells the others' make unnecessary.
     """
     could = sorted(
-        (held for held in state.running if held.lane == "background"),
-        key=lambda held: (held.computed, -held.key),
+        (holder for holder in state.running if holder.lane == "background"),
+        key=lambda holder: (holder.computed, -holder.key),
     )
     going: list[int] = []
     free = state.free_cells
-    for held in could:
+    for holder in could:
         if free >= cells:
             break
-        going.append(held.key)
-        free += held.cells
+        going.append(holder.key)
+        free += holder.cells
     return tuple(going) if free >= cells else ()
 
 
-def is_away(held: Holder) -> bool:
+def is_away(holder: Holder) -> bool:
     """Whether its reader has been behind for so long that others may use its room."""
-    return held.parked_s >= AWAY_S
+    return holder.parked_s >= AWAY_S
 
 
 def _making_room(
@@ -137,7 +137,7 @@ def _making_room(
     matters = any(waiting.preempted for waiting in state.waiting)
     lines: dict[bool, WaitingQueue] = {}
     if not in_order:
-        could = sorted(could, key=lambda held: (held.computed, -held.key))
+        could = sorted(could, key=lambda holder: (holder.computed, -holder.key))
     for going, freed in _choices(could):
         slots, cells = state.free_slots + len(going), state.free_cells + freed
         is_for = whom_for(going)
@@ -149,14 +149,14 @@ def _making_room(
         if several not in lines:
             lines[several] = WaitingQueue(state, slots)
         if _gets_in(lines[several], slots, cells, is_for, least.cells):
-            return tuple(held.key for held in going)
+            return tuple(holder.key for holder in going)
     return ()
 
 
 def _choices(could: Sequence[Holder]) -> Iterator[tuple[Sequence[Holder], int]]:
     """Yield each one alone, then the first two, three and more together, with the cells they free."""
-    yield from (((held,), held.cells) for held in could)
-    cells = accumulate([held.cells for held in could])
+    yield from (((holder,), holder.cells) for holder in could)
+    cells = accumulate([holder.cells for holder in could])
     yield from ((could[:n], freed) for n, freed in enumerate(cells, 1) if n > 1)
 
 

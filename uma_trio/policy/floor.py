@@ -34,12 +34,12 @@ def bucket_after(
 
 def next_tenant(running: Iterable[Holder], bucket_s: float) -> int | None:
     """Return which request gets tenure: the oldest background one, if the bucket is full and nobody has it."""
-    holders = [held for held in running if held.lane == "background"]
-    if bucket_s < BUCKET_S or not holders or any(held.tenured for held in holders):
+    holders = [holder for holder in running if holder.lane == "background"]
+    if bucket_s < BUCKET_S or not holders or any(holder.tenured for holder in holders):
         return None
-    return min(holders, key=lambda held: (held.arrived, held.key)).key
+    return min(holders, key=lambda holder: (holder.arrived, holder.key)).key
 
 
-def keeps_place(held: Holder, bucket_s: float) -> bool:
+def keeps_place(holder: Holder, bucket_s: float) -> bool:
     """Whether a background request is not to be preempted for an interactive one."""
-    return held.tenured and (bucket_s > 0.0 or held.unearned_s > 0.0)
+    return holder.tenured and (bucket_s > 0.0 or holder.unearned_s > 0.0)

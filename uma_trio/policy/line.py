@@ -126,7 +126,7 @@ class WaitingQueue:
     @cached_property
     def _counts(self) -> Counter[int]:
         """How many have a place already, by each that shares in it."""
-        return Counter(node for held in self._running for node in held.path)
+        return Counter(node for holder in self._running for node in holder.path)
 
     @cached_property
     def _groups(self) -> Mapping[Lane, Sequence[_Sender]]:
@@ -134,8 +134,10 @@ class WaitingQueue:
         groups: dict[Lane, dict[Path, list[Waiting]]] = {"interactive": {}, "background": {}}
         for one in sorted(self._left, key=_age):
             groups[one.lane].setdefault(one.path, []).append(one)
-        answers = Counter(node for held in self._running if held.started for node in held.path)
-        paths = {held.path for held in self._running}.union(*groups.values())
+        answers = Counter(
+            node for holder in self._running if holder.started for node in holder.path
+        )
+        paths = {holder.path for holder in self._running}.union(*groups.values())
         shares = even_shares(paths, self._slots)
         return {
             lane: [
@@ -198,7 +200,7 @@ def _rank(
 
 def _is_owed(state: AdmissionState) -> bool:
     """Whether a background request is to have a place in its turn, as the lane is owed time."""
-    return state.bucket_s >= BUCKET_S and not any(held.tenured for held in state.running)
+    return state.bucket_s >= BUCKET_S and not any(holder.tenured for holder in state.running)
 
 
 def _may_return(state: AdmissionState, slots: int) -> bool:
@@ -209,7 +211,7 @@ def _may_return(state: AdmissionState, slots: int) -> bool:
     """
     if slots > 1:
         return True
-    return not any(held.lane == "interactive" and not held.parked_s for held in state.running)
+    return not any(holder.lane == "interactive" and not holder.parked_s for holder in state.running)
 
 
 def _was_preempted(one: Waiting) -> bool:

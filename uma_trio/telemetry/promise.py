@@ -46,7 +46,7 @@ class CostFigures(Protocol):
 class Promise:
     """One tick by the plan's own numbers. Seconds and bytes; 0 where the policy says nothing.
 
-    `limit_s` is infinite when nobody is protected. `step_s` is the promised time between two shown tokens. `held_back` counts the prompts that this tick
+    `limit_s` is infinite when nobody is protected. `step_s` is the promised time between two shown tokens. `skipped` counts the prompts that this tick
     left out so as to stay within the limit. `between_s` is the part of `predicted_s` outside
     llama_decode. `solo_s` is what the interactive streams alone would cost, `alone_s` what one of
     them would. A tick is `granted` to the background floor, and `infeasible` if a stream's token took
@@ -62,7 +62,7 @@ class Promise:
     moved_bytes: float = 0.0
     tokens: int = 0
     ballast: int = 0
-    held_back: int = 0
+    skipped: int = 0
     granted: bool = False
     infeasible: bool = False
     background: float = 0.0
@@ -81,7 +81,7 @@ class PromiseTotals:
     ticks: int = 0
     tokens: int = 0
     ballast: int = 0
-    held_back: int = 0
+    skipped: int = 0
     moved_bytes: float = 0.0
     budget_bytes: float = 0.0
     over_budget: int = 0
@@ -155,7 +155,7 @@ class PromiseFigures:
         totals.ticks += 1
         totals.tokens += promise.tokens
         totals.ballast += promise.ballast
-        totals.held_back += promise.held_back
+        totals.skipped += promise.skipped
         totals.granted += promise.granted
         totals.infeasible += promise.infeasible
         totals.moved_bytes += promise.moved_bytes
@@ -217,8 +217,8 @@ class PromiseFigures:
             "solo_ratio_p95": solo_p95,
             "alone_ratio_p95": alone_p95,
             "ticks_over_budget": self._totals.over_budget,
-            "prefill_guard_active": int(last.held_back > 0),
-            "skipped_prefill_due_to_latency_total": self._totals.held_back,
+            "prefill_guard_active": int(last.skipped > 0),
+            "skipped_prefill_due_to_latency_total": self._totals.skipped,
             "floor_grants_total": self._totals.granted,
             "guard_infeasible_total": self._totals.infeasible,
             "background_share": self._background_share,
