@@ -167,7 +167,7 @@ async def _converse(pieces: list[bytes]) -> bytes:
                 if not _received(ours, said):
                     break
         ours.close()
-    if shared.bodies.held or shared.answers.held:
+    if shared.bodies.counted or shared.answers.counted:
         raise AssertionError("memory of a body or an answer is still held")
     return bytes(said)
 

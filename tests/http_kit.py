@@ -231,5 +231,5 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
         await inner.until_idle()
         if daemon.server.n_connections:
             raise AssertionError("a connection is still there")
-        if shared.bodies.held or shared.answers.held:
+        if shared.bodies.counted or shared.answers.counted:
             raise AssertionError("memory of a body or an answer is still held")

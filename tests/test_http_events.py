@@ -172,7 +172,7 @@ async def test_who_does_not_read_loses_messages_and_holds_nothing(
         for _ in range(3):
             await run(daemon, max_tokens=3000, stream=False)
         await trio.sleep(30)
-        (connection,) = [c for c in daemon.server._held if c._watches]
+        (connection,) = [c for c in daemon.server._placed if c._watches]
         assert connection._writer.waiting_bytes < 100_000
         late = await messages(client, 20)
         numbers = [tick[0] for m in late for tick in m.get("ticks", ())]

@@ -331,7 +331,7 @@ async def test_a_body_of_which_the_rest_does_not_come_makes_room(
         answer = await holders[0].answer()
         assert answer.status == 503
         assert "did not come" in answer.error["message"]
-        assert daemon.bodies.held > 0
+        assert daemon.bodies.counted > 0
         await other.send_bytes(b" " * (10_000 - len(b"{}")) + b"{}")
         assert (await other.answer()).status == 400  # no messages
 
@@ -392,7 +392,7 @@ async def test_a_body_gives_its_place_back_once_it_is_decoded(autojump_clock: Mo
         for client in clients:
             await client.send("POST", "/v1/chat/completions", padded)
             assert (await client.head()).status == 200
-        assert daemon.bodies.held == 0
+        assert daemon.bodies.counted == 0
 
 
 async def test_one_connection_too_many_is_told_and_closed(autojump_clock: MockClock) -> None:

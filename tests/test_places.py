@@ -116,7 +116,7 @@ async def test_any_number_of_idle_connections_shuts_nobody_out(autojump_clock: M
             assert (await daemon.connect().ask("GET", "/health")).status == 200
         for half in halves:
             assert (await half.transport.receive_some()).startswith(b"HTTP/1.1 503 ")
-        assert len(daemon.server._held) == 8
+        assert len(daemon.server._placed) == 8
 
 
 async def test_hundreds_that_were_just_opened_shut_no_other_user_out(

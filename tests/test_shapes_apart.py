@@ -99,7 +99,7 @@ def test_a_hostile_shape_is_refused_and_remembered(
     assert sum(confinement.figures.outcomes.values()) == checked
     assert confinement.figures.events["refused again"] == again + 1
     assert grammarian._made is None
-    assert grammarian.held_bytes == 0
+    assert grammarian.kept_bytes == 0
 
 
 def test_no_text_of_a_client_is_read_as_a_grammar_here(
@@ -122,7 +122,7 @@ def test_a_hundred_refusals_leave_nothing_in_the_daemon() -> None:
     for number in range(1500):
         with pytest.raises(Unconstrainable):
             grammarian.follow(Shape("regex", f"x{number}"))
-    assert grammarian.held_bytes == 0
+    assert grammarian.kept_bytes == 0
     assert len(grammarian._verdicts) == 1024
 
 
@@ -263,11 +263,11 @@ def test_what_needs_a_process_is_not_known_before_any_can_be_started(
 def test_the_cache_counts_what_a_matcher_was_seen_to_hold() -> None:
     """Not how long it is written: a short one may hold most of what all may."""
     source = '{"grammars":[{"lark_grammar":"start: /a/"}]}'
-    heavy = Verdict(source=source, plain=True, held_bytes=7 << 20)
+    heavy = Verdict(source=source, plain=True, kept_bytes=7 << 20)
     grammarian = Grammarian(FakeVocabulary(), 16 << 20, told(*[heavy] * 5))
     for number in range(5):
         grammarian.follow(Shape("regex", f"a{number}"))
-        assert grammarian.held_bytes <= 16 << 20
+        assert grammarian.kept_bytes <= 16 << 20
     assert len(grammarian._compiled) == 2
 
 
@@ -275,7 +275,7 @@ def test_the_cache_counts_what_a_matcher_was_seen_to_hold() -> None:
     "dear",
     [
         Verdict(source="start: /a/", plain=False),
-        Verdict(source="start: /a/", plain=True, held_bytes=1 << 30),
+        Verdict(source="start: /a/", plain=True, kept_bytes=1 << 30),
         Verdict(source="start: /a/", plain=True, compile_s=1.0),
         Verdict(source="start: /a/", plain=True, step_s=0.1),
     ],
@@ -475,7 +475,7 @@ def test_a_step_that_takes_too_long_moves_its_answer_to_a_process(
     assert follower.problem is None
     assert confinement.figures.events["moved"] == moved + 1
     assert isinstance(grammarian.follow(shape), ApartFollower)
-    assert grammarian.held_bytes == 0
+    assert grammarian.kept_bytes == 0
 
 
 def test_an_answer_of_any_length_can_be_moved(confinement: Confinement) -> None:

@@ -72,12 +72,12 @@ class Blocks:
         self._open: Block | None = None
         self._texts: list[str] = []
         self._tokens: list[TokenOut] = []  # of the open block
-        self._held: list[TokenOut] = []  # whose text is not out yet
+        self._held_back: list[TokenOut] = []  # whose text is not out yet
 
     def token(self, item: TokenOut) -> list[Change]:
         """Return what changes with a token."""
         if item.logprobs is not None:
-            self._held.append(item)
+            self._held_back.append(item)
         return self._changes(self._reading.token(item))
 
     def end(self, finished: Finished) -> list[Change]:
@@ -114,11 +114,11 @@ class Blocks:
         if block is None or block.kind != kind:
             block = self._begin(kind, changes)
         tokens: tuple[TokenOut, ...] = ()
-        if self._held:
+        if self._held_back:
             if kind == "text":
-                tokens = tuple(self._held)
+                tokens = tuple(self._held_back)
                 self._tokens += tokens
-            self._held.clear()
+            self._held_back.clear()
         self._texts.append(text)
         changes.append(Grown(block, text, tokens))
 
@@ -130,7 +130,7 @@ class Blocks:
         self._open = None
         self._texts.clear()
         self._tokens.clear()
-        self._held.clear()
+        self._held_back.clear()
         return closed
 
 

@@ -88,7 +88,7 @@ class Server(Front[Connection]):
 
     def _has_place(self, principal: Principal) -> bool:
         """Whether one more client may come in, if need be in place of an idle one."""
-        return len(self._held) < self._shared.settings.max_sessions or self._make_room(
+        return len(self._placed) < self._shared.settings.max_sessions or self._make_room(
             principal.counts_as
         )
 
@@ -113,7 +113,7 @@ class Server(Front[Connection]):
             if not self._has_place(principal):
                 return False
             self._operators.discard(connection)
-            self._held[connection] = lambda: None
+            self._placed[connection] = lambda: None
             return True
 
         connection = Connection(transport, principal, self._shared, takes_place, protocol)

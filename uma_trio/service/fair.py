@@ -58,7 +58,7 @@ class FairPlaces:
     def __init__(self, n: int) -> None:
         self._free = n
         self._most_of_user = max(1, n - 1)
-        self._held: set[UserProgram] = set()
+        self._busy: set[UserProgram] = set()
         self._users: Counter[str] = Counter()
         self._waiting: OrderedDict[UserProgram, deque[trio.Event]] = OrderedDict()
 
@@ -82,7 +82,7 @@ class FairPlaces:
     def release(self, client: UserProgram) -> None:
         """Give a place back."""
         self._free += 1
-        self._held.discard(client)
+        self._busy.discard(client)
         self._users[client.user] -= 1
         if not self._users[client.user]:
             del self._users[client.user]
@@ -92,13 +92,13 @@ class FairPlaces:
         """Whether a client may have a place now."""
         return (
             self._free > 0
-            and client not in self._held
+            and client not in self._busy
             and self._users[client.user] < self._most_of_user
         )
 
     def _take(self, client: UserProgram) -> None:
         self._free -= 1
-        self._held.add(client)
+        self._busy.add(client)
         self._users[client.user] += 1
 
     def _leave(self, client: UserProgram, turn: trio.Event) -> None:

@@ -93,7 +93,7 @@ class Front(ABC, Generic[S]):
         self._option = option
         self._sessions: set[S] = set()
         # Those that hold a place, and what is called once when it is given up.
-        self._held: dict[S, Callable[[], None]] = {}
+        self._placed: dict[S, Callable[[], None]] = {}
         # When a place was last looked for in vain, by owner: looking takes time in proportion to the places.
         self._looked_for: dict[Hashable, float] = {}
         self._told_again = -math.inf
@@ -236,7 +236,7 @@ class Front(ABC, Generic[S]):
 
     def _let_in(self, session: S, left: Callable[[], None] = lambda: None) -> None:
         """Give a client a place; `left` is called when the place is free, however that comes."""
-        self._held[session] = left
+        self._placed[session] = left
         self._attend(session)
 
     def _attend(self, session: S) -> None:
@@ -248,11 +248,11 @@ class Front(ABC, Generic[S]):
     def _make_room(self, owner: Hashable, among: Iterable[S] | None = None) -> bool:
         """Free the place of an idle client for a newcomer of `owner`; False if none may be freed."""
         now = trio.current_time()
-        if len(self._sessions) >= len(self._held) + MOST_LEAVING:
+        if len(self._sessions) >= len(self._placed) + MOST_LEAVING:
             return False
         if now < self._looked_for.get(owner, -math.inf) + _LOOK_S:
             return False
-        session = makes_room(self._held if among is None else among, owner, now)
+        session = makes_room(self._placed if among is None else among, owner, now)
         if session is None:
             if len(self._looked_for) >= _MOST_LOOKED_FOR:
                 self._looked_for.clear()
@@ -264,7 +264,7 @@ class Front(ABC, Generic[S]):
 
     def _give_up(self, session: S) -> None:
         """Free the place of a client, if it has one."""
-        left = self._held.pop(session, None)
+        left = self._placed.pop(session, None)
         if left is not None:
             left()
 

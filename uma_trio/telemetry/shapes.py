@@ -24,13 +24,13 @@ def _events() -> dict[str, int]:
 
 @define
 class ShapeFigures:
-    """Since the start, but for `processes` and `held_bytes`, which are asked for."""
+    """Since the start, but for `processes` and `kept_bytes`, which are asked for."""
 
     outcomes: dict[str, int] = field(factory=_outcomes)
     events: dict[str, int] = field(factory=_events)
     check_ms: Histogram = field(factory=lambda: Histogram(bounds_ms(1, 100_000)))
     processes: Callable[[], int] = lambda: 0
-    held_bytes: Callable[[], int] = lambda: 0
+    kept_bytes: Callable[[], int] = lambda: 0
 
     def values(self) -> Mapping[str, object]:
         """Return them by the names of the catalogue."""
@@ -39,5 +39,5 @@ class ShapeFigures:
             "shape_events_total": dict(self.events),
             "shape_check_ms": self.check_ms,
             "shape_processes": self.processes(),
-            "shape_bytes": self.held_bytes(),
+            "shape_bytes": self.kept_bytes(),
         }

@@ -262,7 +262,7 @@ def fits_in_daemon(verdict: Verdict) -> bool:
     """Whether a shape that has passed is compiled and followed in the daemon."""
     return (
         verdict.plain
-        and verdict.held_bytes <= _PLAIN_BYTES
+        and verdict.kept_bytes <= _PLAIN_BYTES
         and verdict.compile_s <= _PLAIN_COMPILE_S
         and verdict.step_s <= _PLAIN_STEP_S
     )

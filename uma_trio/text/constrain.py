@@ -75,8 +75,8 @@ class Grammarian:
         self._most_bytes = cache_bytes
         self._confinement = confinement
         if confinement is not None:
-            confinement.figures.held_bytes = lambda: self._held_bytes
-        self._held_bytes = 0
+            confinement.figures.kept_bytes = lambda: self._kept_bytes
+        self._kept_bytes = 0
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
         self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
@@ -110,7 +110,7 @@ class Grammarian:
                 return self._compile(key, shape, source, _ENTRY_BYTES + _BYTES_A_BYTE * n_bytes)
             found = self._checked(key, shape, self._confinement)
             if fits_in_daemon(found) and self._is_prepared():
-                return self._compile(key, shape, found.source, max(found.held_bytes, _LEAST_BYTES))
+                return self._compile(key, shape, found.source, max(found.kept_bytes, _LEAST_BYTES))
             self._note(key, verdict := "")
         if self._confinement is None:
             raise Unconstrainable("is not usable")
@@ -139,9 +139,9 @@ class Grammarian:
                     self._passed.popitem(last=False)
 
     @property
-    def held_bytes(self) -> int:
+    def kept_bytes(self) -> int:
         """About how much memory what is remembered takes."""
-        return self._held_bytes
+        return self._kept_bytes
 
     @staticmethod
     def _refuse_known(verdict: str, confinement: Confinement) -> None:
@@ -164,7 +164,7 @@ class Grammarian:
         """Return what follows an answer that turned out to be dear; the next ones begin there."""
         with self._lock:
             _, freed = self._compiled.pop(key, (None, 0))
-            self._held_bytes -= freed
+            self._kept_bytes -= freed
         self._note(key, "")
         confinement.note("moved")
         return confinement.follow(shape, key, revive=False)  # on the engine's thread
@@ -187,11 +187,11 @@ class Grammarian:
         """Keep the latest; forget the oldest beyond what all together may take. Under the lock."""
         if key not in self._compiled:
             self._compiled[key] = (compiled, n_bytes)
-            self._held_bytes += n_bytes
+            self._kept_bytes += n_bytes
         self._compiled.move_to_end(key)
-        while self._held_bytes > self._most_bytes and len(self._compiled) > 1:
+        while self._kept_bytes > self._most_bytes and len(self._compiled) > 1:
             _, (_, freed) = self._compiled.popitem(last=False)
-            self._held_bytes -= freed
+            self._kept_bytes -= freed
 
     def prepare(self) -> None:
         """Prepare the vocabulary with the interpreter's lock: a second for a large one.

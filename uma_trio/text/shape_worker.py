@@ -92,7 +92,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
     problem: str | None = None
     source: str = ""
-    held_bytes: int = 0
+    kept_bytes: int = 0
     compile_s: float = 0.0
     step_s: float = 0.0
     plain: bool = False
@@ -135,9 +135,9 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
 class _Allowance:
     """What one answer may take altogether, and whether its process is good for another one."""
 
-    def __init__(self, grace_s: float, held_bytes: int) -> None:
+    def __init__(self, grace_s: float, kept_bytes: int) -> None:
         self._grace_s = grace_s
-        self._most_bytes = held_bytes + _KEPT_BYTES
+        self._most_bytes = kept_bytes + _KEPT_BYTES
         self._frames = 0
         self._is_polite = False
         self.is_worn = anonymous() > self._most_bytes

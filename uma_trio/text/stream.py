@@ -25,12 +25,12 @@ class TokenText:
     held back. How bytes are spread over tokens changes nothing.
     """
 
-    __slots__ = ("_bytes", "_held", "_matcher", "_pieces", "_states", "stopped")
+    __slots__ = ("_bytes", "_held_back", "_matcher", "_pieces", "_states", "stopped")
 
     def __init__(self, pieces: Sequence[bytes], stop: Sequence[str] = ()) -> None:
         self._pieces = pieces
         self._bytes = b""  # at most 3: the beginning of a character
-        self._held = ""  # the beginning of a stop string, shorter than the longest one
+        self._held_back = ""  # the beginning of a stop string, shorter than the longest one
         self._matcher = _matcher(tuple(stop)) if stop else None
         self._states = self._matcher.start if self._matcher else ()
         #: The stop string that was found; from then on nothing more comes out.
@@ -56,7 +56,7 @@ class TokenText:
         """Return what is still held back; after the end, and after a stop string, ""."""
         data, self._bytes = self._bytes, b""
         text = self._pass(utf_8_decode(data, "replace", True)[0])
-        held, self._held = self._held, ""
+        held, self._held_back = self._held_back, ""
         return text + held
 
     def _pass(self, text: str) -> str:
@@ -65,15 +65,15 @@ class TokenText:
             return text
         if self.stopped is not None:
             return ""
-        known = self._held + text
+        known = self._held_back + text
         end, length, self._states = self._matcher.advance(self._states, text)
         if length:
             end += len(known) - len(text)
             self.stopped = known[end - length : end]
-            self._held = ""
+            self._held_back = ""
             return known[: end - length]
         keep = len(known) - max(self._states)
-        self._held = known[keep:]
+        self._held_back = known[keep:]
         return known[:keep]
 
 

@@ -82,8 +82,8 @@ class Connection:
         self._last = False
         self._leaves = False
         self._is_head = False
-        self._incoming = _Held(principal.counts_as, self.make_room)
-        self._outgoing = _Held(principal.counts_as, self._gone)
+        self._incoming = _Holder(principal.counts_as, self.make_room)
+        self._outgoing = _Holder(principal.counts_as, self._gone)
         self._receiving: trio.CancelScope | None = None
         self._heard_at = trio.current_time()
         self._begun = False  # whether a byte of the next head is there
@@ -457,7 +457,7 @@ class Connection:
 
 
 @define(eq=False)
-class _Held:
+class _Holder:
     """What a connection holds of the memory for bodies, or for answers."""
 
     owner: str

@@ -46,7 +46,7 @@ class Exchange:
         self.request = request
         self.opened = False
         self.is_late = late
-        self._held: tuple[Headers, bytes] | None = (
+        self._delayed: tuple[Headers, bytes] | None = (
             None  # a head that waits for the first part behind it
         )
         self._body = body
@@ -85,7 +85,7 @@ class Exchange:
         if self.opened:  # while its model was loaded
             self._put(self._chunk(data))
             return
-        self._held = (headers, data)
+        self._delayed = (headers, data)
         self._said = trio.current_time()
         if not self.is_late:
             self._put(b"")
@@ -97,9 +97,9 @@ class Exchange:
 
     def _head(self) -> bytes:
         """Return the head and the first part of the stream if they have not been sent; b"" if they have."""
-        if self._held is None:
+        if self._delayed is None:
             return b""
-        (headers, data), self._held = self._held, None
+        (headers, data), self._delayed = self._delayed, None
         every = [("Date", formatdate(usegmt=True)), *_STREAM, *headers, *self._headers]
         self.opened = True
         head = self._http.send(h11.Response(status_code=200, headers=every)) or b""
@@ -118,7 +118,7 @@ class Exchange:
     async def keep_alive(self) -> None:
         """Break every long silence of the stream, so that nobody takes it for dead."""
         await self._opening.wait()
-        while self._held is not None or self._http.our_state is h11.SEND_BODY:
+        while self._delayed is not None or self._http.our_state is h11.SEND_BODY:
             await trio.sleep_until(self._said + self._keep_alive_s)
             if trio.current_time() < self._said + self._keep_alive_s:
                 continue
@@ -136,4 +136,4 @@ class Exchange:
     def _put(self, data: bytes) -> bool:
         """Write; True if the kernel has it all."""
         self._said = trio.current_time()
-        return self._writer.write(self._head() + data if self._held is not None else data)
+        return self._writer.write(self._head() + data if self._delayed is not None else data)

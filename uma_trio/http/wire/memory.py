@@ -48,7 +48,7 @@ class ClientMemory:
         self._owners: Counter[str] = Counter()
 
     @property
-    def held(self) -> int:
+    def counted(self) -> int:
         """The bytes that are counted."""
         return self._owners.total()
 
@@ -83,7 +83,7 @@ class ClientMemory:
         share = self._shares.get(holder)
         more = wanted - (0 if share is None else share.n_bytes)
         return more <= 0 or (
-            self.held + more <= self._most and self._owners[owner] + more <= self._most_of_owner
+            self.counted + more <= self._most and self._owners[owner] + more <= self._most_of_owner
         )
 
     def _slowest(self, holder: MemoryHolder, now: float) -> MemoryHolder | None:

@@ -93,5 +93,5 @@ class Server(Front[Connection]):
         local = host in ("", "127.0.0.1", "::1") or is_listed(host, settings.proxies)
         most = settings.max_connections if local else settings.max_per_host
         if self._per_host[host] >= most:
-            return self._make_room(owner, (one for one in self._held if one.host == host))
-        return len(self._held) < settings.max_connections or self._make_room(owner)
+            return self._make_room(owner, (one for one in self._placed if one.host == host))
+        return len(self._placed) < settings.max_connections or self._make_room(owner)
