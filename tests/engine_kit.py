@@ -312,7 +312,7 @@ class Bench:
 
     def check_idle(self) -> None:
         """Check the books: nothing is held by nobody."""
-        self.engine.cells.books.check()
+        self.engine.cells.check()
         running = self.engine.registry.running.values()
         slots = range(self.backend.limits.n_slots)
         if sum(s.computed for s in running) != sum(map(self.backend.kv_length, slots)):

@@ -315,8 +315,8 @@ def test_the_asyncio_client_reaches_no_trio() -> None:
 
 
 def test_the_prefix_cache_is_reached_by_its_face() -> None:
-    """The engine sees slots, reservations and prefixes as `Cells`, and nothing of what is behind it."""
-    inner = {"uma_trio.engine.kv", *(f"uma_trio.engine.prefix.{name}" for name in PREFIX_ROOMS)}
+    """The engine sees prefixes as `Cells`, and nothing of what is behind it."""
+    inner = {f"uma_trio.engine.prefix.{name}" for name in PREFIX_ROOMS}
     for path in modules(ROOT / "uma_trio" / "engine"):
         name = name_of(path)
         if name == "uma_trio.engine.cells" or within(name, "uma_trio.engine.prefix"):

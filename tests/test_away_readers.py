@@ -217,7 +217,7 @@ def test_everybody_gets_all_of_its_answer_in_the_end(
     for handle in range(1, len(sinks) + 1):
         bench.credit(handle, 1000)
     bench.run()
-    bench.engine.cells.books.check()
+    bench.engine.cells.check()
     for prompt, n, sink in sinks:
         assert sink.tokens == bench.backend.continuation(prompt, n)
         assert sink.end.reason == "length"

@@ -38,7 +38,7 @@ def test_a_text_that_cannot_be_decoded_ends_its_request_alone(
     assert second.tokens == bench.expected("request 1", n)
     assert first.end.code is None
     assert first.tokens == bench.expected("request 0", 30)
-    bench.engine.cells.books.check()
+    bench.engine.cells.check()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +55,7 @@ def test_a_constraint_that_fails_at_a_token_ends_its_request_alone(
     assert first.end.code is None
     assert first.tokens == bench.expected("request 0", 30)
     assert not bench.inbox.waiting
-    bench.engine.cells.books.check()
+    bench.engine.cells.check()
 
 
 def test_an_answer_whose_last_text_is_missing_is_no_success() -> None:
@@ -171,7 +171,7 @@ def test_drafts_that_fail_end_nothing(kind: type[FakeBackend], fails: str) -> No
             assert sink.tokens == bench.expected(text, 40)
     if not (fails == "expects" and kind is FakeBackend):  # where nothing is prepared
         assert bench.metrics.draft_failures == PATIENCE
-    bench.engine.cells.books.check()
+    bench.engine.cells.check()
 
 
 def test_drafts_may_be_forgotten_during_a_rest() -> None:

@@ -1,7 +1,8 @@
 """The cells of the KV cache: who holds them now, and what earlier requests left in them.
 
-One face for two books over one backend: the slots and reservations (:mod:`uma_trio.engine.kv`), and the prefixes that
-are cached, saved and shared (:mod:`uma_trio.engine.prefix`). What happens to a request here, in order: it is
+Slots (the KV sequence ids that a batch may use) are few and reused; cells are shared by all sequences. Admission
+reserves cells before a sequence computes anything, so no other request can take them. Behind this face are the prefixes
+that are cached, saved and shared (:mod:`uma_trio.engine.prefix`). What happens to a request here, in order: it is
 *admitted* (a slot, reserved cells), *begins* (with the prefix that is found for it), is charged for each *tick*, and is
 *gone* (its cells may stay as a leaf). Before each decode *room is made* for its tokens.
 """
@@ -11,25 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.kv import KvCache
 from uma_trio.engine.prefix.cache import PrefixCache
 from uma_trio.engine.prefix.search import FoundPrefix
 from uma_trio.engine.prefix.store import PageStore as PageStore
 from uma_trio.engine.records import Beginning, Wait
-from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.engine.side import Ledger
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.prefix import Copying
 from uma_trio.telemetry.prefix import PrefixFigures
 
 
+class KvError(Exception):
+    """The accounting is inconsistent: a bug of the engine, never a fault of a request."""
+
+
 class Cells:
     """The cells of one engine. For its thread. `running` are the sequences that have a slot, by key.
 
-    `scratch` keeps the last slot for ballast rows; `keeps_high_water` is for backends on which a change of the
-    high-water mark makes ticks slow. Saved pages take at most `prefix_bytes`; with 0 no prefix is cached. `note` is
+    `scratch` keeps the last slot for ballast rows (:attr:`scratch_slot`). With `keeps_high_water` cells are dropped such
+    that the cache's high-water mark stays where it is until :meth:`lower_mark`, for backends on which a change of it
+    makes ticks slow. Saved pages take at most `prefix_bytes`; with 0 no prefix is cached. `note` is
     called for each request that had a prefix or could have had one, when it can continue. What side work takes for whom is
     written into `ledger`. `store` has the saved pages of an earlier engine of the same model.
+
+    Invariant: every slot is free or held by exactly one request, and `reserved` is the sum of what these reserved.
     """
 
     def __init__(
@@ -46,9 +53,21 @@ class Cells:
         ledger: Ledger,
         store: PageStore | None = None,
     ) -> None:
-        self.books = KvCache(backend, scratch=scratch, keeps_high_water=keeps_high_water)
+        self._backend = backend
+        self._n_cells = backend.limits.n_ctx
+        #: How many slots requests may have.
+        self.n_slots = backend.limits.n_slots - scratch
+        #: Where ballast rows are computed; without a scratch slot no plan has any.
+        self.scratch_slot = self.n_slots
+        self._keeps_high_water = keeps_high_water
+        self._free = list(range(self.n_slots - 1, -1, -1))
+        self._owners: dict[int, Sequence] = {}
+        #: How many cells are spoken for.
+        self.reserved = 0
+        #: How many cells fewer are held in slots than if nobody shared any.
+        self.shared = 0
         self.prefix = PrefixCache(
-            *(backend, prefix_bytes, clock, self.books.recount, note),
+            *(backend, prefix_bytes, clock, self._recount, note),
             session_ttl_s=session_ttl_s,
             copying=copying,
             ledger=ledger,
@@ -58,39 +77,22 @@ class Cells:
     # --- how many there are ---
 
     @property
-    def n_slots(self) -> int:
-        """How many slots requests may have."""
-        return self.books.n_slots
-
-    @property
-    def scratch_slot(self) -> int:
-        """Where ballast rows are computed."""
-        return self.books.scratch_slot
-
-    @property
     def free_slots(self) -> int:
         """How many slots nobody has."""
-        return self.books.free_slots
+        return len(self._free)
 
     @property
     def free_cells(self) -> int:
-        """How many cells nobody has reserved; below zero where background requests grew past their part."""
-        return self.books.free_cells
+        """How many cells nobody has reserved; what several share is one's alone.
 
-    @property
-    def reserved(self) -> int:
-        """How many cells are spoken for."""
-        return self.books.reserved_cells
-
-    @property
-    def shared(self) -> int:
-        """How many cells fewer are held in slots than if nobody shared any."""
-        return self.books.shared_cells
+        Below zero where background requests grew past their part: admission stops until it recovers.
+        """
+        return self._n_cells - self.reserved + self.shared
 
     @property
     def high_water(self) -> int:
         """How many cells a decode spans, whosever they are; 0 if none, or if that is not known."""
-        return self.books.high_water
+        return self._backend.kv_high_water()
 
     def figures(self) -> PrefixFigures | None:
         """Return the counters of the prefix cache; None if it is off."""
@@ -109,10 +111,13 @@ class Cells:
     def admit(self, sequence: Sequence) -> None:
         """Give a request a slot, and reserve all cells that it may need.
 
-        Raises :class:`uma_trio.engine.kv.KvError` if it has a slot already or none is free.
+        Raises :class:`KvError` if it has a slot already or none is free.
         """
-        sequence.reserved = sequence.cells
-        sequence.slot = self.books.take(sequence.handle, sequence.reserved)
+        if sequence.handle in self._owners or not self._free:
+            raise KvError(f"cannot give {sequence.handle} a slot: {len(self._free)} free")
+        self._owners[sequence.handle] = sequence
+        sequence.slot = self._free.pop()
+        self.reserve(sequence, sequence.cells)
 
     def begin(self, sequence: Sequence, running: Mapping[int, Sequence]) -> FoundPrefix:
         """Give an admitted request its cached prefix, or hold it until that is there; return what was found."""
@@ -120,23 +125,55 @@ class Cells:
 
     def reserve(self, sequence: Sequence, n: int) -> None:
         """Change how many cells a request has reserved."""
+        self.reserved += n - sequence.reserved
         sequence.reserved = n
-        self.books.reserve(sequence.handle, n)
 
     def truncate(self, sequence: Sequence) -> None:
-        """Make the cells of a request and its counter of computed tokens agree, keeping as much as can be kept."""
-        sequence.rewind(self.books.truncate(sequence.handle, sequence.computed))
+        """Make the cells of a request and its counter of computed tokens agree, keeping as much as can be kept.
+
+        That is nothing where this kind of memory cannot drop a part.
+        """
+        backend, slot = self._backend, sequence.slot
+        kept = min(backend.kv_length(slot), sequence.computed)
+        if not backend.kv_remove(slot, kept):
+            backend.kv_remove(slot)
+            kept = 0
+        sequence.rewind(kept)
 
     def lane_set(self, handle: int) -> None:
         """Note that a client chose the lane of a request; forks do not change it any more."""
         self.prefix.lane_set(handle)
 
     def gone(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Take the slot of a request back. Its cells stay as a leaf if they are worth it and `keep` allows."""
+        """Take the slot of a request back. Its cells stay as a leaf if they are worth it and `keep` allows.
+
+        Raises :class:`KvError` if it has none.
+        """
+        if sequence.handle not in self._owners:
+            raise KvError(f"{sequence.handle} owns no slot")
         self.prefix.gone(sequence, keep=keep)
-        self.books.release(sequence.handle)
+        del self._owners[sequence.handle]
+        if self._keeps_high_water:
+            self._backend.kv_retire(sequence.slot)
+        else:
+            self._backend.kv_remove(sequence.slot)
+        self._free.append(sequence.slot)
+        self.reserve(sequence, 0)
+        sequence.slot = NO_SLOT
         if self.prefix.on:
-            self.books.recount()
+            self._recount()
+
+    def check(self) -> None:
+        """Raise :class:`KvError` unless the books balance (for tests)."""
+        slots = sorted(self._free + [sequence.slot for sequence in self._owners.values()])
+        if slots != list(range(self.n_slots)):
+            raise KvError(f"slots do not partition: {slots}")
+        if self.reserved != sum(sequence.reserved for sequence in self._owners.values()):
+            raise KvError("reserved cells do not add up")
+
+    def _recount(self) -> None:
+        """Count anew what is shared; to be called after cells were shared, and after a release."""
+        self.shared = self._backend.kv_shared([one.slot for one in self._owners.values()])
 
     # --- who waits for cells ---
 
@@ -155,7 +192,7 @@ class Cells:
         """Let the high-water mark fall; where `others` compute only once it has cost as much as a change does."""
         room = self.prefix.room
         if not others or room.mark_costs():
-            self.books.lower_high_water()
+            self._backend.kv_lower_high_water()
             room.mark_fell()
 
     def make_room(self, n_tokens: int) -> None:
@@ -168,7 +205,7 @@ class Cells:
 
     def clear_scratch(self) -> None:
         """Drop what ballast rows left behind."""
-        self.books.clear_scratch()
+        self._backend.kv_remove(self.scratch_slot)
 
     def drop_leaves(self) -> bool:
         """Drop all leaves, after a decode found no room; False if there are none."""

@@ -432,8 +432,7 @@ class Registry:
     def _drop(self, sequence: Sequence, *, keep: bool = True) -> None:
         self.cells.gone(sequence, keep=keep)
         self._declined = None
-        sequence.slot = NO_SLOT
-        sequence.reserved = sequence.lent = 0
+        sequence.lent = 0
 
     def _heard(self, now: float) -> float:
         """Return the seconds in which readers could give credit back."""
