@@ -39,7 +39,7 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sampling import Sampler
-from uma_trio.engine.sampling.numbers import Numbers
+from uma_trio.engine.sampling.drawing import Numbers
 from uma_trio.models import bundled_model
 from uma_trio.policy.by_name import find_policy
 from uma_trio.telemetry.metrics import Metrics

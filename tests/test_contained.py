@@ -11,8 +11,13 @@ from engine_kit import KINDS, Balking, Bench, BrokenText, OnDevice
 from uma_trio.backend.base import Overlap, nothing
 from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.drafts import Drafter
-from uma_trio.engine.drafts.contained import Contained
-from uma_trio.engine.drafts.failures import FIRST_REST_S, LONGEST_REST_S, PATIENCE, Failures
+from uma_trio.engine.drafts.contained import (
+    FIRST_REST_S,
+    LONGEST_REST_S,
+    PATIENCE,
+    Contained,
+    Failures,
+)
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import InboxMessage, SetLane
 from uma_trio.engine.planner import EngineSettings

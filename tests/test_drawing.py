@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.engine.sampling import Sampler
-from uma_trio.engine.sampling.drawing import Filters, column, draw
-from uma_trio.engine.sampling.numbers import Numbers
+from uma_trio.engine.sampling.drawing import Filters, Numbers, column, draw
 
 THE_LARGEST = math.nextafter(1.0, 0.0)  # that random() gives
 

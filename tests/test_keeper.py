@@ -21,7 +21,7 @@ from uma_trio.keeper.entry import Entry
 from uma_trio.keeper.keeper import Keeper
 from uma_trio.keeper.room import SWAP_AFTER_S
 from uma_trio.service.ask import Refusal
-from uma_trio.service.holding import Uses
+from uma_trio.service.served import Uses
 from uma_trio.service.variants import by_name
 
 GIB = 1 << 30

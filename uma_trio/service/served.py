@@ -26,7 +26,6 @@ from uma_trio.service.checks import (
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
 from uma_trio.service.compiling import RunFor, unqueued
 from uma_trio.service.fair import RunBlocking, UserProgram, program_of
-from uma_trio.service.holding import Uses
 from uma_trio.service.pulse import Pulse
 from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
@@ -44,6 +43,52 @@ _AGAIN_S: Final = 1.0
 _STOPPED: Final = "the model's engine has stopped; ask again when it is loaded again"
 _USE_PROMPT: Final = "send the text as `prompt` instead of `messages`"
 _UNLOADED: Final = "this model was unloaded; ask again, and it is loaded again"
+
+
+class Uses:
+    """The uses of one model: requests, and what helper threads compute of its text.
+
+    Its memory is freed only while there is none. :meth:`begin` and :meth:`during` are for trio's thread. A helper
+    thread that was abandoned still reads the model's vocabulary, so that its use ends with the thread and not with the
+    request.
+    """
+
+    def __init__(self) -> None:
+        # Helper threads end uses, too: changes of a set are atomic.
+        self._uses: set[object] = set()
+
+    def __bool__(self) -> bool:
+        """Whether somebody uses the model."""
+        return bool(self._uses)
+
+    def begin(self) -> Callable[[], None]:
+        """Begin a use; what is returned ends it, and is idempotent."""
+        use = object()
+        self._uses.add(use)
+        return lambda: self._uses.discard(use)
+
+    def during(self, run: RunBlocking) -> RunBlocking:
+        """Return what runs functions as `run` does, each of which uses the model until it returns."""
+
+        async def run_using(function: Callable[[], Answer], /) -> Answer:
+            use, begun = object(), []
+
+            def call() -> Answer:
+                begun.append(True)
+                self._uses.add(use)
+                try:
+                    return function()
+                finally:
+                    self._uses.discard(use)
+
+            self._uses.add(use)
+            try:
+                return await run(call)
+            finally:
+                if not begun:
+                    self._uses.discard(use)
+
+        return run_using
 
 
 class _Retired:

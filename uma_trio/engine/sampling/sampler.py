@@ -36,12 +36,11 @@ from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.messages import Constraint, SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
 from uma_trio.engine.sampling.checking import IMPOSSIBLE, UNREACHED, chains, check
-from uma_trio.engine.sampling.drawing import Filters, draw, draw_from_all, weigh
+from uma_trio.engine.sampling.drawing import Filters, Numbers, draw, draw_from_all, weigh
 from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but, without
 from uma_trio.engine.sampling.lists import Lists
 from uma_trio.engine.sampling.logprobs import Describer, Seen
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
-from uma_trio.engine.sampling.numbers import Numbers
 from uma_trio.engine.sampling.reached import one_by_one
 from uma_trio.engine.sampling.shortlist import IdArray, is_short, largest, nucleus
 
