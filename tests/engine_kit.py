@@ -9,6 +9,7 @@ import numpy as np
 from attrs import Factory, define, evolve
 from constraint_kit import Constraining, IdArray
 
+import uma_protocol
 from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.backend.encoder import EncoderModel
 from uma_trio.backend.fake import N_VOCAB, FakeBackend
@@ -19,7 +20,6 @@ from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
     Cancel,
-    Constraint,
     Credit,
     EncoderKind,
     Explain,
@@ -42,7 +42,10 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio.service.directory import Directory
+from uma_trio.stories import telling
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio.text.inner import Constraint
 from uma_trio.text.stream import TokenText
 from uma_trio.words import Lane, Speculation
 
@@ -332,3 +335,16 @@ def slow(state: SchedulerState) -> Plan:
 def first_token_at(sink: Sink) -> int:
     """Return where in the stream the prompt was done."""
     return next(i for i, item in enumerate(sink.items) if isinstance(item, PromptDone))
+
+
+def told_to_people(
+    request: uma_protocol.Explain, recorded: Recorded
+) -> uma_protocol.Explanation | uma_protocol.Error:
+    """Return what `explain` tells somebody who may see everything."""
+    steps = telling._telling(request, recorded, telling.Looks(Directory()))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            answer: uma_protocol.Explanation | uma_protocol.Error = end.value
+            return answer

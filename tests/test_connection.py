@@ -514,26 +514,17 @@ async def test_cancel_while_streaming_keeps_the_connection(autojump_clock: MockC
         assert (await client.until(Eos)).reason == "length"
 
 
-async def test_cancel_while_parked(autojump_clock: MockClock) -> None:
-    """A stream whose reader has stopped is ended like any other."""
+@pytest.mark.parametrize("before", [(), (ListSessions(),)], ids=["alone", "behind a question"])
+async def test_cancel_while_parked(
+    autojump_clock: MockClock, before: tuple[ListSessions, ...]
+) -> None:
+    """A stream whose reader has stopped is ended, also if another answer waits for the reader."""
     async with house() as daemon:
         client = daemon.connect()
         await client.ask(max_tokens=500)
         await trio.sleep(5)
-        await client.send(Cancel("r"))
-        await trio.sleep(1)
-        daemon.check_idle_engine()
-        assert (await client.until(Eos)).reason == "cancelled"
-
-
-async def test_cancel_while_parked_behind_another_question(autojump_clock: MockClock) -> None:
-    """An answer that waits for the reader does not keep the cancel behind it from being heard."""
-    async with house() as daemon:
-        client = daemon.connect()
-        await client.ask(max_tokens=500)
-        await trio.sleep(5)
-        await client.send(ListSessions())
-        await client.send(Cancel("r"))
+        for event in (*before, Cancel("r")):
+            await client.send(event)
         await trio.sleep(1)
         daemon.check_idle_engine()
         assert (await client.until(Eos)).reason == "cancelled"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from constraint_kit import Turns
 from drafts_kit import FLAT, Babbler, speaking
-from engine_kit import Bench, Sink
+from engine_kit import Bench, Sink, told_to_people
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_protocol import Explain, Explanation
 from uma_trio.cli.timeline import tick_table
-from uma_trio.engine.messages import Constraint, SamplingParams, TokenOut
+from uma_trio.engine.messages import SamplingParams, TokenOut
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
@@ -26,9 +26,7 @@ from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, decode, encode
 from uma_trio.policy.state import SchedulerState
-from uma_trio.service.directory import Directory
-from uma_trio.stories.telling import Looks
-from uma_trio.stories.telling import told as told_to_people
+from uma_trio.text.inner import Constraint
 from uma_trio.words import Lane
 
 PROMPT = "abba baba abba baba ab"
@@ -176,7 +174,7 @@ def test_explain_tells_what_was_guessed_and_what_of_it_was_right() -> None:
     assert spent.tokens == len(sink.tokens) - 1
     assert sink.end is not None
     assert (sink.end.drafted_tokens, sink.end.accepted_tokens) == (spent.drafted, spent.accepted)
-    shown = told_to_people(Explain(handle), recorded, Looks(Directory()))
+    shown = told_to_people(Explain(handle), recorded)
     assert isinstance(shown, Explanation)
     said = [tick_table([tick], handle)[0]["WHY"] for tick in shown.ticks]
     assert any("drafted (own text, match" in why and "accepted" in why for why in said)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import trio
 from attrs import evolve
+from engine_kit import told_to_people
 from net_kit import TICK_S, house
 from trio.testing import MockClock
 
@@ -35,7 +36,6 @@ from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
-from uma_trio.service.directory import Directory
 from uma_trio.sockets.principal import Principal
 from uma_trio.stories import telling
 from uma_trio.stories.sentences import sentences, shares
@@ -95,7 +95,7 @@ def tick(number: int = 0, items: int = 1, reason: str = "because", **more: Any) 
 
 def answered(request: Explain, recorded: Recorded) -> Explanation:
     """Return what is sent, as the client gets it."""
-    event = telling.told(request, recorded, telling.Looks(Directory()))
+    event = told_to_people(request, recorded)
     payload = encode_event(event)
     assert len(payload) <= DEFAULT_MAX_FRAME_BYTES
     got = decode_event(payload)

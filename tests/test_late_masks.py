@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from constraint_kit import Constraining, IdArray, Turns
 from drafts_kit import Babbler, speaking
-from engine_kit import KINDS, Bench, OnDevice, Sink, compute
+from engine_kit import KINDS, Bench, OnDevice, Sink, compute, told_to_people
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 from uma_protocol import Explain, Explanation
 from uma_trio.backend.fake import EOS, FakeBackend
 from uma_trio.cli.timeline import tick_table
-from uma_trio.engine.messages import Constraint, Finished, SamplingParams, StreamItem, TokenOut
+from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, TokenOut
 from uma_trio.engine.recorder import LATE as LATE_MASK
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import LATE, Mask, MaskThreads, Sampler, TickSampler
 from uma_trio.engine.sampling.checking import PATIENCE_S
 from uma_trio.engine.trace import traced
 from uma_trio.policy.portable import TracedTick
-from uma_trio.service.directory import Directory
-from uma_trio.stories.telling import Looks
-from uma_trio.stories.telling import told as told_to_people
+from uma_trio.text.inner import Constraint
 from uma_trio.text.under_way import UnderWay
 
 N_VOCAB = 128
@@ -391,7 +389,7 @@ def test_a_late_mask_is_told_to_people_and_in_traces() -> None:
         sum(spent.skipped.get(LATE_MASK, 0) for spent in (request.prefill, request.decode))
         == n_late
     )
-    shown = told_to_people(Explain(handle, ticks=10_000), recorded, Looks(Directory()))
+    shown = told_to_people(Explain(handle, ticks=10_000), recorded)
     assert isinstance(shown, Explanation)
     whys = [tick_table([tick], handle)[0]["WHY"] for tick in shown.ticks]
     assert sum("its next token waits: a mask was late" in why for why in whys) == n_late

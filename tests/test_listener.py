@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -185,22 +185,17 @@ def test_a_symbolic_link_is_not_followed(path: Path) -> None:
     assert target.exists()
 
 
-def test_a_symbolic_link_at_the_lock_is_refused(path: Path) -> None:
-    """The lock file is not opened through a link, so nothing is written elsewhere."""
+@pytest.mark.parametrize(
+    ("link", "told"), [(Path.symlink_to, "symbolic link"), (Path.hardlink_to, "plain file")]
+)
+def test_a_link_at_the_lock_is_refused(
+    path: Path, link: Callable[[Path, Path], None], told: str
+) -> None:
+    """The lock file is not opened through a link, so the file behind it is not overwritten."""
     target = path.with_name("precious")
     target.write_text("precious")
-    path.with_name("s.lock").symlink_to(target)
-    with pytest.raises(SocketUnusable, match="symbolic link"):
-        claim(path)
-    assert target.read_text() == "precious"
-
-
-def test_a_second_link_to_a_file_is_no_lock(path: Path) -> None:
-    """A hard link at the lock's name would have us overwrite the file behind it."""
-    target = path.with_name("precious")
-    target.write_text("precious")
-    path.with_name("s.lock").hardlink_to(target)
-    with pytest.raises(SocketUnusable, match="plain file"):
+    link(path.with_name("s.lock"), target)
+    with pytest.raises(SocketUnusable, match=told):
         claim(path)
     assert target.read_text() == "precious"
 

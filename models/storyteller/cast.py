@@ -27,8 +27,28 @@ class Spoken:
         return capital(str(getattr(self, lower)))
 
 
+class Known(Spoken):
+    """What is named by a noun."""
+
+    what: Noun
+
+    @property
+    def noun(self) -> str:
+        """The bare noun."""
+        return self.what.word
+
+    def __format__(self, spec: str) -> str:
+        """It, once it is known."""
+        return f"the {self.what.word}"
+
+    @property
+    def a(self) -> str:
+        """The noun with its article."""
+        return article(self.what.word)
+
+
 @dataclass
-class Character(Spoken):
+class Character(Known):
     """The hero or the friend."""
 
     rng: Random
@@ -37,19 +57,9 @@ class Character(Spoken):
     gender: str
     trait: str
 
-    @property
-    def noun(self) -> str:
-        """The bare noun."""
-        return self.what.word
-
     def __format__(self, spec: str) -> str:
         """Name or noun, as a teller alternates between them."""
         return self.name if self.rng.random() < 0.55 else f"the {self.what.word}"
-
-    @property
-    def a(self) -> str:
-        """The noun with its article."""
-        return article(self.what.word)
 
     @property
     def a_trait(self) -> str:
@@ -106,25 +116,11 @@ class Character(Spoken):
 
 
 @dataclass
-class Thing(Spoken):
+class Thing(Known):
     """An object of the story."""
 
     what: Noun
     look: str
-
-    @property
-    def noun(self) -> str:
-        """The bare noun."""
-        return self.what.word
-
-    def __format__(self, spec: str) -> str:
-        """The object once it is known."""
-        return f"the {self.what.word}"
-
-    @property
-    def a(self) -> str:
-        """The noun with its article."""
-        return article(self.what.word)
 
     @property
     def fancy(self) -> str:
@@ -138,25 +134,11 @@ class Thing(Spoken):
 
 
 @dataclass
-class Spot(Spoken):
+class Spot(Known):
     """A place of the story."""
 
     rng: Random
     what: Noun
-
-    @property
-    def noun(self) -> str:
-        """The bare noun."""
-        return self.what.word
-
-    def __format__(self, spec: str) -> str:
-        """The place."""
-        return f"the {self.what.word}"
-
-    @property
-    def a(self) -> str:
-        """The noun with its article."""
-        return article(self.what.word)
 
     @property
     def at(self) -> str:

@@ -13,58 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from uma_protocol import (
-    Alternative,
-    CallPiece,
-    End,
-    Eos,
-    Explanation,
-    Logprobs,
-    Message,
-    Score,
-    SessionInfo,
-    Slo,
-    Token,
-    Tool,
-    ToolCall,
-)
-from uma_trio.client.encoding import Embeddings, Ranking
-from uma_trio.client.errors import ConnectionFailed, ServerError
-from uma_trio.client.request import HELD_BACK, Chat, Params
-from uma_trio.client.script import generate_sync
-from uma_trio.client.streaming import Generation
-from uma_trio.sockets.path import default_socket
+from uma_trio.client import names
+from uma_trio.client.names import *  # noqa: F403
 
 if TYPE_CHECKING:
     from uma_trio.client.on_trio import Client, connect
 
-__all__ = [
-    "HELD_BACK",
-    "Alternative",
-    "CallPiece",
-    "Chat",
-    "Client",
-    "ConnectionFailed",
-    "Embeddings",
-    "End",
-    "Eos",
-    "Explanation",
-    "Generation",
-    "Logprobs",
-    "Message",
-    "Params",
-    "Ranking",
-    "Score",
-    "ServerError",
-    "SessionInfo",
-    "Slo",
-    "Token",
-    "Tool",
-    "ToolCall",
-    "connect",
-    "default_socket",
-    "generate_sync",
-]
+__all__ = ["Client", "connect"]
+__all__ += names.__all__
 
 
 def __getattr__(name: str) -> Any:

@@ -9,57 +9,9 @@ The same classes, parameters, errors and guarantees under cancellation. Two gene
 one connection raise RuntimeError.
 """
 
-from uma_trio.client import (
-    HELD_BACK,
-    Alternative,
-    CallPiece,
-    Chat,
-    ConnectionFailed,
-    Embeddings,
-    End,
-    Eos,
-    Explanation,
-    Generation,
-    Logprobs,
-    Message,
-    Params,
-    Ranking,
-    Score,
-    ServerError,
-    SessionInfo,
-    Slo,
-    Token,
-    Tool,
-    ToolCall,
-    default_socket,
-    generate_sync,
-)
+from uma_trio.client import names
+from uma_trio.client.names import *  # noqa: F403
 from uma_trio.client.on_asyncio import Client, connect
 
-__all__ = [
-    "HELD_BACK",
-    "Alternative",
-    "CallPiece",
-    "Chat",
-    "Client",
-    "ConnectionFailed",
-    "Embeddings",
-    "End",
-    "Eos",
-    "Explanation",
-    "Generation",
-    "Logprobs",
-    "Message",
-    "Params",
-    "Ranking",
-    "Score",
-    "ServerError",
-    "SessionInfo",
-    "Slo",
-    "Token",
-    "Tool",
-    "ToolCall",
-    "connect",
-    "default_socket",
-    "generate_sync",
-]
+__all__ = ["Client", "connect"]
+__all__ += names.__all__

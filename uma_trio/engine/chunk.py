@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from attrs import frozen
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.engine.messages import Constraint, InboxMessage, TokenLogprobs
+from uma_trio.engine.messages import InboxMessage, TokenLogprobs
 from uma_trio.engine.sampling import (
     IMPOSSIBLE,
     LATE,
@@ -27,6 +27,7 @@ from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio.text.inner import Constraint
 
 NO_TOKENS: Final = SampledTokens([])
 NO_SCORES: Final[Mapping[int, TokenLogprobs]] = {}

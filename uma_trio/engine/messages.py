@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-import numpy as np
 from attrs import field, frozen
-from numpy.typing import NDArray
 
 from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.records import CellReport, PrefixReport, Recorded, TickRecord, Wait
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
 from uma_trio.telemetry.prefix import PrefixFigures
+from uma_trio.text.inner import Constraint
 from uma_trio.words import Awaits, Lane, Speculation
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -59,36 +58,6 @@ class SamplingParams:
     post_sampling: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-
-
-class Constraint(Protocol):
-    """A constraint on an answer, checked token by token. For the engine's thread once submitted."""
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether another process knows what is allowed here: ask for all of it, and wait for `allows` never."""
-
-    @property
-    def problem(self) -> str | None:
-        """Which limit leaves no way on, for a message; None if none does."""
-
-    def allows(self, token: int) -> bool:
-        """Whether the answer may go on with `token`; with an end token, whether it may end."""
-
-    def allowed(self) -> NDArray[np.intp]:
-        """Return all tokens that it may go on with, ascending; none if there is no way on."""
-
-    def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once.
-
-        An :class:`.under_way.UnderWay` is on its way already, and needs no thread.
-        """
-
-    def accept(self, token: int) -> None:
-        """Go on behind `token`, which is no end."""
-
-    def take_back(self) -> None:
-        """Go back to before the latest `accept`. As many can be taken back as were accepted."""
 
 
 @frozen

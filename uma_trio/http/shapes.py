@@ -11,7 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from uma_protocol.rules import ListOf, Text
-from uma_trio.http.asking import Anything, Either
+from uma_trio.http.asking import (
+    AWAITS,
+    CACHE,
+    LORA,
+    NO_MATTER,
+    NOT_HERE,
+    PACE,
+    SPECULATION,
+    URGENCY,
+    Anything,
+    Either,
+)
 from uma_trio.http.fields import Body, Field, honoured
 from uma_trio.http.wire.errors import invalid
 from uma_trio.service.ask import Shape
@@ -42,6 +53,19 @@ FIELDS: tuple[Field, ...] = (
     honoured("guided_choice", _WORDS, "the answer is one of these strings"),
     honoured("guided_grammar", _TEXT, "another name of grammar"),
 )
+
+SERVING: tuple[Field, ...] = (
+    *URGENCY,
+    *CACHE,
+    SPECULATION,
+    LORA,
+    PACE,
+    AWAITS,
+    *FIELDS,
+    *NOT_HERE,
+    *NO_MATTER,
+)
+"""What texts and chats of OpenAI's and llama-server's APIs have in common beside how tokens are chosen."""
 
 
 def shape_of(body: Body) -> Shape | None:

@@ -44,7 +44,7 @@ _MAX_REASON = 160  # characters; a policy may come from anybody
 
 
 async def answer(request: Explain, service: Service, viewer: Principal) -> Explanation | Error:
-    """Ask the engine, and return what to tell `viewer`; it fits into a frame."""
+    """Ask the engine, and return what to tell `viewer`, in the words of the wire; it fits into a frame."""
     recorded = await service.explain(request.request, ticks_for(request))
     looks = Looks(service.directory, Viewer(viewer), partial(_text, service, viewer))
     steps = _telling(request, recorded, looks)
@@ -127,21 +127,13 @@ def ticks_for(request: Explain) -> int:
     return 0 if request.request is None else TICKS_OF_ONE_REQUEST
 
 
-def told(request: Explain, recorded: Recorded, looks: Looks) -> Explanation | Error:
-    """Put what was recorded into the words of the wire, as much of it as fits into a frame."""
-    steps = _telling(request, recorded, looks)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            answer: Explanation | Error = end.value
-            return answer
-
-
 def _telling(
     request: Explain, recorded: Recorded, looks: Looks
 ) -> Generator[None, None, Explanation | Error]:
-    """Do as :func:`told`, and yield after every few requests and ticks: their number is the client's."""
+    """Put what was recorded into the words of the wire, as much of it as fits into a frame.
+
+    It yields after every few requests and ticks: their number is the client's.
+    """
     shown = [record for record in recorded.requests if looks.shows(record.handle)]
     if request.request is not None and not shown:
         return error_event(

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from uma_trio.backend.base import IntArray
 from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
-from uma_trio.text.inner import Inner
+from uma_trio.text.inner import Constraint
 from uma_trio.text.replies import ReplyParser
 from uma_trio.text.template import PLAINLY, Manner
 
@@ -40,7 +40,7 @@ class Prepared:
     """
 
     tokens: IntArray
-    constraint: Inner | None = None
+    constraint: Constraint | None = None
     parser: ReplyParser | None = None
     loosened: tuple[str, ...] = ()
     pieces: Sequence[bytes] | None = None

@@ -14,19 +14,19 @@ from uma_trio.text.shape import Shape
 class Compiler(Protocol):
     """Makes of a shape what keeps an answer to it: a `Grammarian`, or what of its shapes is known."""
 
-    def follow(self, shape: Shape) -> Inner:
+    def follow(self, shape: Shape) -> Constraint:
         """Return what follows one answer. Raises :class:`.shape.Unconstrainable`, `Unknown`."""
 
     def check(self, shape: Shape) -> None:
         """Find out whether a shape can be enforced. Raises as `follow` does."""
 
 
-class Inner(Protocol):
-    """Walks one answer through its grammar, a token at a time. For one thread at a time."""
+class Constraint(Protocol):
+    """A constraint on an answer, checked token by token. For one thread at a time, and the engine's once submitted."""
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process knows what is allowed."""
+        """Whether another process knows what is allowed here: ask for all of it, and wait for `allows` never."""
 
     @property
     def problem(self) -> str | None:
@@ -39,10 +39,13 @@ class Inner(Protocol):
         """Return all tokens that the answer may go on with, ascending; none if there is no way on."""
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once."""
+        """Return what `allowed` is here and now, to be called later, in any thread, once.
+
+        An :class:`.under_way.UnderWay` is on its way already, and needs no thread.
+        """
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`."""
+        """Go on behind `token`, which is no end."""
 
     def take_back(self) -> None:
-        """Go back to before the latest `accept`."""
+        """Go back to before the latest `accept`. As many can be taken back as were accepted."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from uma_trio.backend.base import IntArray
 from uma_trio.text.asked import Chat, Prepared, Prompt
 from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.inner import Compiler, Inner
+from uma_trio.text.inner import Compiler, Constraint
 from uma_trio.text.replying import NOTHING_LOOSENED, Loosened
 from uma_trio.text.shape import Shape
 from uma_trio.text.tokeniser import Whose
@@ -41,7 +41,7 @@ class Preparation:
         has_tools = self._chat is not None and len(self._chat.tools) > 0
         self._loosened: Loosened | None = None if has_tools else NOTHING_LOOSENED
         self._read: tuple[IntArray, bool] | None = None
-        self._constraints: Sequence[Inner | None] | None = None
+        self._constraints: Sequence[Constraint | None] | None = None
 
     def finish(self) -> list[Prepared]:
         """Return what each answer needs.
@@ -93,7 +93,7 @@ class Preparation:
             return NOTHING_LOOSENED
         return self._front_end.replies.loosened(compiler, self._chat.tools, self._chat.choice)
 
-    def _constrain(self, compiler: Compiler) -> list[Inner | None]:
+    def _constrain(self, compiler: Compiler) -> list[Constraint | None]:
         """Return what keeps each answer to what was asked."""
         shape, chat = self._shape, self._chat
         if shape is not None:

@@ -31,7 +31,7 @@ from uma_trio.text.template import ChatTemplate, Manner
 from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
-    from uma_trio.text.inner import Compiler, Inner
+    from uma_trio.text.inner import Compiler, Constraint
     from uma_trio.text.replies.bounded import Framing
     from uma_trio.text.thinking import Markers
 
@@ -214,12 +214,12 @@ class Replies:
         budget: int | None,
         *,
         thinking: bool,
-    ) -> Inner | None:
+    ) -> Constraint | None:
         """Return what keeps one reply to what was asked; None if that is nothing.
 
         Raises :class:`Unconstrainable`.
         """
-        inner: Inner | None = None
+        inner: Constraint | None = None
         calls = self.format.calls
         if shape is not None:
             inner = self._follow(compiler, shape)
@@ -237,7 +237,7 @@ class Replies:
 
         return Thinking(markers, inner, budget, thinking=thinking)
 
-    def _follow(self, compiler: Compiler, shape: Shape) -> Inner:
+    def _follow(self, compiler: Compiler, shape: Shape) -> Constraint:
         """Return what keeps an answer to a shape, where the format writes answers."""
         from uma_trio.text.grammars import JSON
 

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from uma_trio.text.inner import Inner
+from uma_trio.text.inner import Constraint
 
 _MOST_SPACE: Final = 8  # tokens of white space between the reasoning and what follows
 
@@ -58,7 +58,7 @@ class Thinking:
     __slots__ = ("_at", "_budget", "_inner", "_markers", "_past")
 
     def __init__(
-        self, markers: Markers, inner: Inner | None, budget: int | None, *, thinking: bool
+        self, markers: Markers, inner: Constraint | None, budget: int | None, *, thinking: bool
     ) -> None:
         self._markers = markers
         self._inner = inner

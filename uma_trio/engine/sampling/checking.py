@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.engine.messages import Constraint
 from uma_trio.engine.sampling.likeliest import NOT_FINITE
 from uma_trio.engine.sampling.masks import Mask, Masks, await_any
 from uma_trio.engine.sampling.shortlist import IdArray
+from uma_trio.text.inner import Constraint
 from uma_trio.text.under_way import holds
 
 IMPOSSIBLE: Final = -2  # for a row for which no token is allowed

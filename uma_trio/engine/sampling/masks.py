@@ -15,9 +15,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from uma_trio.engine.messages import Constraint
 from uma_trio.engine.sampling.shortlist import IdArray
 from uma_trio.telemetry import log
+from uma_trio.text.inner import Constraint
 from uma_trio.text.under_way import UnderWay
 
 # More rows than these are seldom refused in one tick; the others wait for one of the first.

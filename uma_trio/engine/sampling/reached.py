@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.engine.messages import Constraint
 from uma_trio.engine.sampling.checking import UNREACHED
 from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but
 from uma_trio.engine.sampling.shortlist import IdArray
+from uma_trio.text.inner import Constraint
 
 
 class Chooser(Protocol):

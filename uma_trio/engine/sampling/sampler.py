@@ -33,7 +33,7 @@ import numpy as np
 from attrs import frozen
 
 from uma_trio.backend.base import FloatArray, IntArray
-from uma_trio.engine.messages import Constraint, SamplingParams, TokenLogprobs
+from uma_trio.engine.messages import SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
 from uma_trio.engine.sampling.checking import IMPOSSIBLE, UNREACHED, chains, check
 from uma_trio.engine.sampling.drawing import Filters, Numbers, draw, draw_from_all, weigh
@@ -43,6 +43,7 @@ from uma_trio.engine.sampling.logprobs import Describer, Seen
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
 from uma_trio.engine.sampling.reached import one_by_one
 from uma_trio.engine.sampling.shortlist import IdArray, is_short, largest, nucleus
+from uma_trio.text.inner import Constraint
 
 NO_GUESS: Final = -1
 _NO_MAXIMUM: Final = "the row has no finite maximum"

@@ -12,26 +12,18 @@ from uma_trio.engine.messages import Finished, PromptProgress, SamplingParams, T
 from uma_trio.http.accounts import progress, timings, timings_until
 from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import (
-    AWAITS,
-    CACHE,
-    LORA,
     MODEL,
-    NO_MATTER,
     NO_TOOLS,
-    NOT_HERE,
-    PACE,
     PROGRESS,
     SAMPLING,
-    SPECULATION,
     TIMINGS,
-    URGENCY,
 )
 from uma_trio.http.fields import honoured, ignored
 from uma_trio.http.llama.settings import only
 from uma_trio.http.logprobs import probabilities
 from uma_trio.http.openai.completions import Completions
 from uma_trio.http.prompts import PROMPT
-from uma_trio.http.shapes import FIELDS as SHAPES
+from uma_trio.http.shapes import SERVING
 from uma_trio.http.streams import Encoder, WholeAnswer, failure_of, failure_of_all, without_answer
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault
@@ -109,16 +101,8 @@ class Completion(Api):
         TIMINGS,
         PROGRESS,
         *SAMPLING,
-        *URGENCY,
-        *CACHE,
-        SPECULATION,
-        LORA,
-        PACE,
-        AWAITS,
-        *SHAPES,
         *NO_TOOLS,
-        *NOT_HERE,
-        *NO_MATTER,
+        *SERVING,
         *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="llama-server's"),
     )
 

@@ -11,18 +11,10 @@ from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.api import answered, counted
 from uma_trio.http.asking import (
-    AWAITS,
-    CACHE,
-    LORA,
     MODEL,
-    NO_MATTER,
-    NOT_HERE,
-    PACE,
     SAMPLING,
-    SPECULATION,
     STREAM,
     TEMPLATE,
-    URGENCY,
     Anything,
     effort_of,
 )
@@ -31,7 +23,7 @@ from uma_trio.http.fields import Body, honoured
 from uma_trio.http.loading import KEEP_ALIVE
 from uma_trio.http.logprobs import chat_logprobs
 from uma_trio.http.openai.choices import ChoicesApi, Chunks
-from uma_trio.http.shapes import FIELDS as SHAPES
+from uma_trio.http.shapes import SERVING
 from uma_trio.http.streams import WholeAnswer, read
 from uma_trio.http.tools import FIELDS as TOOLS
 from uma_trio.http.tools import budget_of, call_of, choice_of, tools_of
@@ -94,16 +86,8 @@ class ChatCompletions(ChoicesApi):
         ),
         *TEMPLATE,
         *TOOLS,
-        *URGENCY,
-        *CACHE,
         *KEEP_ALIVE,
-        SPECULATION,
-        LORA,
-        PACE,
-        AWAITS,
-        *SHAPES,
-        *NOT_HERE,
-        *NO_MATTER,
+        *SERVING,
     )
 
     def asks(self) -> list[Ask]:

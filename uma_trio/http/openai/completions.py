@@ -10,25 +10,17 @@ from attrs import evolve
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
 from uma_trio.http.asking import (
-    AWAITS,
-    CACHE,
-    LORA,
     MODEL,
-    NO_MATTER,
     NO_TOOLS,
-    NOT_HERE,
-    PACE,
     SAMPLING,
-    SPECULATION,
     STREAM,
-    URGENCY,
 )
 from uma_trio.http.fields import honoured, refused
 from uma_trio.http.loading import KEEP_ALIVE
 from uma_trio.http.logprobs import answer_places, prompt_places, text_logprobs
 from uma_trio.http.openai.choices import ChoicesApi, Chunks
 from uma_trio.http.prompts import PROMPT
-from uma_trio.http.shapes import FIELDS as SHAPES
+from uma_trio.http.shapes import SERVING
 from uma_trio.http.streams import WholeAnswer, without_answer
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.writing import Part
@@ -66,17 +58,9 @@ class Completions(ChoicesApi):
             default="false",
         ),
         refused("suffix", "the daemon continues texts; it does not fill gaps", ""),
-        *URGENCY,
-        *CACHE,
-        *KEEP_ALIVE,
-        SPECULATION,
-        LORA,
-        PACE,
-        AWAITS,
-        *SHAPES,
         *NO_TOOLS,
-        *NOT_HERE,
-        *NO_MATTER,
+        *KEEP_ALIVE,
+        *SERVING,
     )
 
     def asks(self) -> list[Ask]:

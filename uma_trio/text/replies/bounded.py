@@ -14,7 +14,7 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from uma_trio.text.inner import Inner
+from uma_trio.text.inner import Constraint
 from uma_trio.text.under_way import UnderWay
 
 _CHANNEL: Final = rb"<\|channel\|>\s*"
@@ -71,7 +71,7 @@ class Bounded:
 
     __slots__ = ("_at", "_budget", "_framing", "_inner", "_past")
 
-    def __init__(self, framing: Framing, inner: Inner | None, budget: int) -> None:
+    def __init__(self, framing: Framing, inner: Constraint | None, budget: int) -> None:
         self._framing = framing
         self._inner = inner
         self._budget = budget
