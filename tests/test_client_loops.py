@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import net_kit
@@ -175,6 +175,36 @@ def test_a_request_longer_than_any_buffer_is_sent_whole(
                 await client.generate("x" * 900_000).text()
 
     kit.run(test)
+
+
+def test_who_waits_for_a_model_is_told_how_far_it_is(
+    kit: Kit, path: Path, house: tuple[House, Aside], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a call in the task that iterates; then the answer comes as ever."""
+    daemon, aside = house
+    loaded, ready = trio.Event(), daemon.service.ready
+    entry = SimpleNamespace(names=("code",), wait="model code is loading, 40%", progress=0.4)
+
+    async def slowly(name: Any, waits: Any = None, payer: str = "") -> Any:
+        waits(entry)
+        await loaded.wait()
+        return await ready(name)
+
+    monkeypatch.setattr(daemon.service, "ready", slowly)
+    told: list[Any] = []
+
+    async def test() -> None:
+        async with kit.names.connect(path) as client:
+
+            def tell(found: Any) -> None:
+                told.append((found.model, found.state, found.progress))
+                aside(loaded.set)
+
+            generation = client.generate("hello", max_tokens=5, on_loading=tell)
+            assert await generation.text() == daemon.expected("hello", 5)
+
+    kit.run(test)
+    assert told == [("code", entry.wait, 0.4)]
 
 
 # --- vectors and scores ---

@@ -16,7 +16,7 @@ from inline_kit import Wakeup, run_inline
 from net_kit import TICK_S, at_once
 from trio.testing import MockClock
 
-from uma_protocol import Eos, Error, LoadModel, Ok, UnloadModel
+from uma_protocol import Cancel, Eos, Error, Loading, LoadModel, LoraScale, Ok, UnloadModel
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.backend.needs import Estimate, Needs
@@ -396,6 +396,111 @@ def test_keep_alive_takes_what_ollama_takes(value: Any, seconds: float | None) -
     assert (Duration().check("keep_alive", value) is None) == (seconds is not None)
     if seconds is not None:
         assert keep_alive_of(Body({"keep_alive": value}, ())) == seconds
+
+
+async def test_the_socket_tells_how_far_the_loading_is(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Who asked for it, until the model is loaded; others get their answer as before."""
+    async with loading_house(monkeypatch) as daemon:
+        told, plain = daemon.house.inner.connect(), daemon.house.inner.connect()
+        await told.ask(model="code", max_tokens=4, progress=True)
+        await plain.ask(model="code", max_tokens=4)
+        await told.until(Eos)
+        await plain.until(Eos)
+        seen = [event for event in told.events if isinstance(event, Loading)]
+        assert [event.model for event in seen] == ["code"] * len(seen)
+        assert seen[-1].state == "model code is loading, 90%"
+        shares = [event.progress for event in seen]
+        assert shares == sorted(shares)
+        assert len(shares) >= 8
+        assert told.events[: len(seen)] == seen
+        assert (told.n_tokens, plain.n_tokens) == (4, 4)
+        assert not any(isinstance(event, Loading) for event in plain.events)
+        await told.ask(id="r2", model="code", max_tokens=4, progress=True)
+        await told.until(Eos)
+        assert sum(isinstance(event, Loading) for event in told.events) == len(seen)
+
+
+async def test_who_is_told_and_cancels_hears_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Behind the end; the connection takes the next request."""
+    async with loading_house(monkeypatch) as daemon:
+        client = daemon.house.inner.connect()
+        await client.ask(model="code", progress=True)
+        await trio.sleep(1.1)
+        await client.send(Cancel("r"))
+        assert (await client.until(Eos)).reason == "cancelled"
+        n = len(client.events)
+        await trio.sleep(2)
+        await client.ask(id="r2", model="fake", max_tokens=2)
+        await client.until(Eos)
+        assert {event.id for event in client.events[n:]} == {"r2"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("asked", "model"),
+    [([{"name": "x"}], "code:x"), ([{"id": 1, "scale": 0.5}], "code:y=0.5"), ([], "code")],
+)
+async def test_adapters_are_chosen_by_a_list_on_the_socket(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, asked: Any, model: str
+) -> None:
+    """By name or number; those of the model's name are not used beside a list."""
+    async with loading_house(monkeypatch, lora=("x=x.gguf", "y=y.gguf")) as daemon:
+        client = daemon.house.inner.connect()
+        lora = tuple(LoraScale(**each) for each in asked)
+        await client.ask(model="code:x", lora=lora, max_tokens=4, progress=True)
+        assert (await client.until(Loading)).model == model
+        await client.send(Cancel("r"))
+        await client.until(Eos)
+
+
+_SAYS = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": _SAYS}),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/completion", {"prompt": "hello"}),
+        ("/v1/messages", {"messages": _SAYS, "max_tokens": 4}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/api/chat", {"messages": _SAYS}),
+        ("/api/generate", {"prompt": "hello"}),
+        ("/generate", {"id": "r", "prompt": "hello"}),
+    ],
+)
+async def test_adapters_are_chosen_by_a_list_in_each_api(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, path: str, body: dict[str, Any]
+) -> None:
+    """As on the socket: one that is not there is refused with the names that are."""
+    async with loading_house(monkeypatch, lora=("x=x.gguf",)) as daemon:
+        asked = {**body, "model": "code", "lora": [{"name": "y"}]}
+        answer = await daemon.house.ask("POST", path, asked)
+        assert (answer.status, "there are x" in answer.body.decode()) == (400, True)
+        monkeypatch.setattr(trial, "try_adapters", lambda *_: None)
+        monkeypatch.setattr(trial, "variant_estimate", trial.estimate)
+        daemon.error = ModelError("the end of the test.")
+        await daemon.house.ask("POST", path, {**asked, "lora": [{"name": "x"}]})
+        variant = daemon.keeper.find("code:x")
+        assert variant is not None
+        assert "the end of the test" in variant.why
+
+
+async def test_an_adapter_that_is_not_there_is_refused_on_the_socket(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """With the names that are; before anything is loaded."""
+    async with loading_house(monkeypatch, lora=("x=x.gguf",)) as daemon:
+        for lora in (LoraScale("y"), LoraScale(id=3), LoraScale(scale=0.5)):
+            client = daemon.house.inner.connect()
+            await client.ask(model="code", lora=(lora,))
+            error = await client.until(Error)
+            assert error.code in ("E_MODEL_002", "E_PROTO_003")
+            assert "adapter" in error.message
+        assert daemon.code.state == "unloaded"
 
 
 async def test_the_socket_loads_and_unloads(

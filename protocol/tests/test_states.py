@@ -18,23 +18,23 @@ from uma_protocol.states import (
 # two shows. A dot is an input that is not allowed.
 GRID = {
     Role.SERVER: """
-            HELLO    REQUEST ADMIN    REPLY    PROMPT_DONE TOKEN  END     RESULT  FLUSHED    EOS  NEXT_CYCLE FATAL BREAK
- RECV_HELLO RECV_REQ .       .        .        .           .      .       .       RECV_HELLO .    .          ERROR ERROR
- RECV_REQ   RECV_REQ PREFILL RECV_REQ RECV_REQ .           .      .       .       RECV_REQ   .    .          ERROR ERROR
- PREFILL    .        .       PREFILL  PREFILL  DECODE      .      PREFILL PREFILL PREFILL    DONE .          ERROR ERROR
- DECODE     .        .       DECODE   DECODE   .           STREAM STREAM  .       DECODE     DONE .          ERROR ERROR
- STREAM     .        .       STREAM   STREAM   .           STREAM STREAM  .       DECODE     DONE .          ERROR ERROR
- DONE       .        .       DONE     DONE     .           .      .       .       DONE       .    RECV_REQ   ERROR ERROR
- ERROR      .        .       .        .        .           .      .       .       ERROR      .    .          ERROR ERROR
+            HELLO    REQUEST ADMIN    REPLY    PROMPT_DONE TOKEN  END     RESULT  LOADING FLUSHED    EOS  NEXT_CYCLE FATAL BREAK
+ RECV_HELLO RECV_REQ .       .        .        .           .      .       .       .       RECV_HELLO .    .          ERROR ERROR
+ RECV_REQ   RECV_REQ PREFILL RECV_REQ RECV_REQ .           .      .       .       .       RECV_REQ   .    .          ERROR ERROR
+ PREFILL    .        .       PREFILL  PREFILL  DECODE      .      PREFILL PREFILL PREFILL PREFILL    DONE .          ERROR ERROR
+ DECODE     .        .       DECODE   DECODE   .           STREAM STREAM  .       .       DECODE     DONE .          ERROR ERROR
+ STREAM     .        .       STREAM   STREAM   .           STREAM STREAM  .       .       DECODE     DONE .          ERROR ERROR
+ DONE       .        .       DONE     DONE     .           .      .       .       .       DONE       .    RECV_REQ   ERROR ERROR
+ ERROR      .        .       .        .        .           .      .       .       .       ERROR      .    .          ERROR ERROR
 """,
     Role.CLIENT: """
-            HELLO    REQUEST ADMIN     REPLY    PROMPT_DONE TOKEN END   RESULT FLUSHED EOS NEXT_CYCLE FATAL BREAK
- SEND_HELLO SEND_REQ .       .         .         . .         .         .     . .    .        ERROR ERROR
- SEND_REQ   SEND_REQ AWAIT   SEND_REQ  SEND_REQ  . .         .         .     . .    .        ERROR ERROR
- AWAIT      .        .       AWAIT     AWAIT     . STREAMING AWAIT     AWAIT . DONE .        ERROR ERROR
- STREAMING  .        .       STREAMING STREAMING . STREAMING STREAMING .     . DONE .        ERROR ERROR
- DONE       .        .       DONE      DONE      . .         .         .     . .    SEND_REQ ERROR ERROR
- ERROR      .        .       .         .         . .         .         .     . .    .        .     ERROR
+            HELLO    REQUEST ADMIN     REPLY    PROMPT_DONE TOKEN END   RESULT LOADING FLUSHED EOS NEXT_CYCLE FATAL BREAK
+ SEND_HELLO SEND_REQ .       .         .         . .         .         .     .     . .    .        ERROR ERROR
+ SEND_REQ   SEND_REQ AWAIT   SEND_REQ  SEND_REQ  . .         .         .     .     . .    .        ERROR ERROR
+ AWAIT      .        .       AWAIT     AWAIT     . STREAMING AWAIT     AWAIT AWAIT . DONE .        ERROR ERROR
+ STREAMING  .        .       STREAMING STREAMING . STREAMING STREAMING .     .     . DONE .        ERROR ERROR
+ DONE       .        .       DONE      DONE      . .         .         .     .     . .    SEND_REQ ERROR ERROR
+ ERROR      .        .       .         .         . .         .         .     .     . .    .        .     ERROR
 """,
 }
 STATES = {Role.SERVER: ServerState, Role.CLIENT: ClientState}

@@ -123,6 +123,7 @@ def test_the_samples_have_one_of_everything():
     assert {type(event).__name__ for event, _ in EVENTS} == {
         "Token",
         "End",
+        "Loading",
         "Vectors",
         "Scores",
         "Eos",

@@ -1,4 +1,4 @@
-"""The parts of a chat: messages, tools and tool calls. Frozen values; `fields` has the bounds."""
+"""The parts of a request: messages, tools, tool calls, adapters. Frozen values; `fields` has the bounds."""
 
 from __future__ import annotations
 
@@ -55,3 +55,11 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     call_id: str | None = None
     name: str | None = None
     reasoning: str | None = None
+
+
+class LoraScale(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A LoRA adapter of the model, by `name` or by its number (`id`). Without `scale` it has the one of its declaration."""
+
+    name: str | None = None
+    id: int | None = None
+    scale: float | None = None

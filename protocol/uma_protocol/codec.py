@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast, get_args
 
 import msgspec
 
@@ -30,7 +30,9 @@ from .events import (
     GetMetrics,
     Hello,
     ListSessions,
+    Loading,
     LoadModel,
+    LoraScale,
     Message,
     Ok,
     Prefix,
@@ -71,6 +73,14 @@ _NUMBERS = (
 _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder().decode
 _decode_event: Callable[[bytes], Event] = msgspec.json.Decoder(Event).decode
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    event: str
+
+
+_decode_kind = msgspec.json.Decoder(_Kind).decode
+_KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(Event))
 
 _LAST_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]{0,5}\Z")
 _BOMS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -180,6 +190,8 @@ def _generate(document: dict[str, Any]) -> Generate:
         document["slo"] = Slo(**{name: float(ms) for name, ms in document["slo"].items()})
     if "messages" in document:
         document["messages"] = tuple(map(_message, document["messages"]))
+    if "lora" in document:
+        document["lora"] = tuple(LoraScale(**adapter) for adapter in document["lora"])
     if "tools" in document:
         document["tools"] = tuple(Tool(**tool) for tool in document["tools"])
     return Generate(**document)
@@ -330,6 +342,14 @@ def decode_event(payload: bytes) -> Event:
         raise _not_json("the daemon sent something that is not JSON") from None
 
 
+def is_of_unknown_kind(payload: bytes) -> bool:
+    """Whether a document is an event of a kind that is not known here, which a client skips."""
+    try:
+        return _decode_kind(payload).event not in _KINDS
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+
+
 # The fields of an event that has an `id` begin with it on the wire, which is not where msgspec writes
 # the tag of a struct. A dict keeps the order that it is built in. Other events go as they are.
 
@@ -402,6 +422,13 @@ _SHAPES: dict[type, Callable[[Any], dict[str, Any]]] = {
     End: _end,
     Eos: _eos,
     Error: _error,
+    Loading: lambda event: _present(
+        id=event.id,
+        event="loading",
+        model=event.model,
+        state=event.state,
+        progress=event.progress,
+    ),
     Vectors: lambda event: _present(
         id=event.id, event="vectors", first=event.first, vectors=event.vectors
     ),

@@ -24,7 +24,13 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from .codec import decode_event, decode_request, encode_event, encode_request
+from .codec import (
+    decode_event,
+    decode_request,
+    encode_event,
+    encode_request,
+    is_of_unknown_kind,
+)
 from .errors import CODES, Code, LocalProtocolError, ProtocolError, RemoteProtocolError
 from .events import (
     Cancel,
@@ -72,7 +78,7 @@ PAUSED: Literal[Pause.PAUSED] = Pause.PAUSED
 _CLOSED = ConnectionClosed()
 _DONE = frozenset({ServerState.DONE, ClientState.DONE})
 _ERROR = frozenset({ServerState.ERROR, ClientState.ERROR})
-_OF_A_REQUEST = frozenset({Input.TOKEN, Input.END, Input.RESULT, Input.EOS})
+_OF_A_REQUEST = frozenset({Input.TOKEN, Input.END, Input.RESULT, Input.LOADING, Input.EOS})
 
 
 class Connection:
@@ -204,10 +210,17 @@ class Connection:
         if self._in_error:
             return _CLOSED if self._eof else NEED_DATA
         try:
-            payload = self._reader.next_payload()
-            if payload is None:
-                return self._nothing_left()
-            return self._read_request(payload) if self._is_server else self._read_event(payload)
+            while (payload := self._reader.next_payload()) is not None:
+                if self._is_server:
+                    return self._read_request(payload)
+                try:
+                    event = decode_event(payload)
+                except RemoteProtocolError:
+                    if is_of_unknown_kind(payload):  # a newer daemon sent it
+                        continue
+                    raise
+                return self._follow(event)
+            return self._nothing_left()
         except RemoteProtocolError as exc:
             raise self._refuse(exc) from None
 
@@ -267,8 +280,7 @@ class Connection:
             raise RemoteProtocolError(Code.E_PROTO_004, "hello is for the beginning: leave it out")
         self._reader.max_frame_bytes = self._max_frame_bytes
 
-    def _read_event(self, payload: bytes) -> Event:
-        event = decode_event(payload)
+    def _follow(self, event: Event) -> Event:
         happened = input_of(event, EVENTS)
         if not self._ours.allows(happened):
             raise RemoteProtocolError(

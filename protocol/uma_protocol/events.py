@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from .chats import CallPiece as CallPiece
+from .chats import LoraScale as LoraScale
 from .chats import Message as Message
 from .chats import Speaker as Speaker
 from .chats import Tool as Tool
@@ -81,7 +82,8 @@ class _Request(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"
 class Generate(_Request, frozen=True, tag="generate"):
     """Request text. Exactly one of `prompt` and `messages` is given.
 
-    What says how tokens are chosen is None where the model's own value holds, or else the protocol's.
+    With `progress` it is told of the loading of its model by :class:`Loading` events. `lora` are the adapters that are
+    used, none of them if it is empty; None where `model` says it. What says how tokens are chosen is None where the model's own value holds, or else the protocol's.
     """
 
     id: str
@@ -115,6 +117,8 @@ class Generate(_Request, frozen=True, tag="generate"):
     speculation: Speculation | None = None
     pace: Pace = "smooth"
     awaits: Awaits | None = None
+    progress: bool = False
+    lora: tuple[LoraScale, ...] | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: Effort | None = None
@@ -304,6 +308,15 @@ class Eos(_Event, frozen=True, tag="eos"):
     calls: tuple[ToolCall, ...] = ()
 
 
+class Loading(_Event, frozen=True, tag="loading"):
+    """For requests with `progress`: what they wait for while their model is loaded, and how much of it is, 0 to 1."""
+
+    id: str
+    model: str
+    state: str
+    progress: float
+
+
 class Vectors(_Event, frozen=True, tag="vectors"):
     """Vectors of some texts of an `embed` request, those from number `first` on.
 
@@ -414,6 +427,17 @@ Request = (
 """What a client sends."""
 
 Event = (
-    Token | End | Vectors | Scores | Eos | Error | Ok | Sessions | Explanation | Prefixes | Metrics
+    Token
+    | End
+    | Loading
+    | Vectors
+    | Scores
+    | Eos
+    | Error
+    | Ok
+    | Sessions
+    | Explanation
+    | Prefixes
+    | Metrics
 )
 """What a server sends."""

@@ -46,6 +46,7 @@ MAX_METADATA_BYTES = 4096
 MAX_TICKS = 1000
 MAX_TEXTS = 4000
 MAX_TOOLS = 128
+MAX_ADAPTERS = 64
 _MOST_PIN_S = 86_400
 _HOUR_MS = 3_600_000
 
@@ -88,6 +89,12 @@ _TOOL = Record(
     Field("description", Text(0), "what it does"),
     Field("parameters", Object(MAX_SHAPE_BYTES), "a JSON Schema of its arguments"),
     Field("strict", Flag(), "default false; true refuses a schema that cannot be enforced in full"),
+)
+
+_ADAPTER = Record(
+    Field("name", _LABEL, "its name; give either this or `id`"),
+    Field("id", Integer(0, MAX_INT32), "its number among those of the model"),
+    Field("scale", Number(-100, 100), "rounded to 0.01; default that of its declaration"),
 )
 
 FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
@@ -226,6 +233,16 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "what somebody waits for: `tokens`, a person reads them as they come; `answer`, its end; "
                 "`nothing`, in the background lane and only there; default: `answer` if it is not "
                 "streamed, has a schema or grammar, tools, or `n` above 1, else `tokens`",
+            ),
+            Field(
+                "progress",
+                Flag(),
+                "default false; true sends `loading` events while the model of the request is loaded",
+            ),
+            Field(
+                "lora",
+                ListOf(0, MAX_ADAPTERS, _ADAPTER, "objects with `name` or `id`, and `scale`"),
+                "the adapters of the model that are used, and no others; default: those that `model` names",
             ),
             Field(
                 "continue_final_message",

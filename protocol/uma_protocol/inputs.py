@@ -18,6 +18,7 @@ from .events import (
     GetMetrics,
     Hello,
     ListSessions,
+    Loading,
     LoadModel,
     Metrics,
     Ok,
@@ -59,6 +60,7 @@ EVENTS: Mapping[type, Input] = MappingProxyType(
     {
         Token: Input.TOKEN,
         End: Input.END,
+        Loading: Input.LOADING,
         Vectors: Input.RESULT,
         Scores: Input.RESULT,
         Eos: Input.EOS,

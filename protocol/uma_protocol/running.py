@@ -5,7 +5,19 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .events import Embed, End, Eos, Event, Generate, Request, Rerank, Scores, Vectors, Work
+from .events import (
+    Embed,
+    End,
+    Eos,
+    Event,
+    Generate,
+    Loading,
+    Request,
+    Rerank,
+    Scores,
+    Vectors,
+    Work,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,18 +30,20 @@ _ARE_RESULTS = frozenset(_RESULTS.values())
 class OpenRequest:
     """What both ends know of the request that runs, if one does. `id` stays behind in ERROR."""
 
-    __slots__ = ("_n", "_result", "id", "open")
+    __slots__ = ("_n", "_result", "_told", "id", "open")
 
     def __init__(self) -> None:
         self.id: str | None = None
         self.open: set[int] = set()  # choices that are not at their end
         self._n = 0
         self._result: type | None = None
+        self._told = False  # how far the loading of its model is
 
     def begin(self, request: Work) -> None:
         """Note which request runs from now on."""
         self.id, self._result = request.id, _RESULTS.get(type(request))
         self._n = request.n if isinstance(request, Generate) else 0
+        self._told = isinstance(request, Generate) and request.progress
         self.open = set(range(self._n))
 
     def astray(self, event: Any) -> str | None:
@@ -38,6 +52,8 @@ class OpenRequest:
             return "an event of a request that does not run here"
         if type(event) is Eos:
             return "eos before the end of each choice" if self._n > 1 and self.open else None
+        if type(event) is Loading:
+            return None if self._told else "the progress of a loading, for which nobody asked"
         if type(event) in _ARE_RESULTS:
             return None if type(event) is self._result else "a result that nobody asked for"
         if event.choice not in self.open:

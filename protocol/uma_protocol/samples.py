@@ -20,8 +20,10 @@ from .events import (
     Hello,
     ItemInfo,
     ListSessions,
+    Loading,
     LoadModel,
     Logprobs,
+    LoraScale,
     Message,
     Metrics,
     Ok,
@@ -139,6 +141,22 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         b'{"type":"generate","id":"a-1","seed":7,"n":2,"prompt":"Hi"}',
     ),
     (
+        Generate(
+            id="a-1",
+            progress=True,
+            lora=(LoraScale("polite", scale=0.5), LoraScale(id=1)),
+            prompt="Hi",
+        ),
+        (
+            b'{"type":"generate","id":"a-1","progress":true,'
+            b'"lora":[{"name":"polite","scale":0.5},{"id":1}],"prompt":"Hi"}'
+        ),
+    ),
+    (
+        Generate(id="a-1", lora=(), prompt="Hi"),
+        b'{"type":"generate","id":"a-1","lora":[],"prompt":"Hi"}',
+    ),
+    (
         Embed(id="a-1", input=("Once", "upon a time")),
         b'{"type":"embed","id":"a-1","input":["Once","upon a time"]}',
     ),
@@ -193,6 +211,13 @@ EVENTS: tuple[tuple[Event, bytes], ...] = (
         (
             b'{"id":"a-1","event":"end","choice":1,"reason":"error","text":".",'
             b'"completion_tokens":2,"request":18,"code":"E_RUNTIME_003","message":"no"}'
+        ),
+    ),
+    (
+        Loading("a-1", "code", "model code is loading, 40%", 0.4),
+        (
+            b'{"id":"a-1","event":"loading","model":"code","state":"model code is loading, 40%",'
+            b'"progress":0.4}'
         ),
     ),
     (

@@ -37,6 +37,8 @@ Things worth knowing when reading the tables:
   choice is open.
 - RESULT is vectors or scores, what `embed` and `rerank` ask for. Such a request has no tokens: it stays in
   PREFILL until its `eos`. Which results a request has is counted in `connection`.
+- LOADING is how far the loading of the request's model is, for who asked to be told. It comes before the first
+  token; whether it was asked for is known in `connection`.
 - BREAK is everything after which the byte stream cannot be trusted: a broken frame, a write that
   failed, an illegal event of our own. FATAL is the `error` event that says so. A server in ERROR
   may say FATAL once, as its last word. Once, because its mirror of the client has no such cell in
@@ -107,6 +109,7 @@ class Input(Enum):
     FLUSHED = "all flushed"
     END = "end of a choice"
     RESULT = "vectors or scores"
+    LOADING = "loading"
     EOS = "eos"
     NEXT_CYCLE = "next cycle"
     FATAL = "fatal error"
@@ -139,6 +142,7 @@ SERVER: Mapping[tuple[State, Input], State] = MappingProxyType(
         (_S.PREFILL, _I.PROMPT_DONE): _S.DECODE,
         (_S.PREFILL, _I.END): _S.PREFILL,
         (_S.PREFILL, _I.RESULT): _S.PREFILL,
+        (_S.PREFILL, _I.LOADING): _S.PREFILL,
         (_S.PREFILL, _I.EOS): _S.DONE,
         (_S.PREFILL, _I.ADMIN): _S.PREFILL,
         (_S.PREFILL, _I.REPLY): _S.PREFILL,
@@ -193,6 +197,7 @@ CLIENT: Mapping[tuple[State, Input], State] = MappingProxyType(
         (_C.AWAIT, _I.TOKEN): _C.STREAMING,
         (_C.AWAIT, _I.END): _C.AWAIT,
         (_C.AWAIT, _I.RESULT): _C.AWAIT,
+        (_C.AWAIT, _I.LOADING): _C.AWAIT,
         (_C.AWAIT, _I.EOS): _C.DONE,
         (_C.AWAIT, _I.ADMIN): _C.AWAIT,
         (_C.AWAIT, _I.REPLY): _C.AWAIT,

@@ -12,6 +12,7 @@ from uma_protocol import (
     End,
     Eos,
     Generate,
+    LoraScale,
     Message,
     Pace,
     Priority,
@@ -65,6 +66,7 @@ class Params(TypedDict, total=False):
     speculation: Speculation | None
     pace: Pace
     awaits: Awaits
+    lora: Sequence[LoraScale | Mapping[str, Any]] | None
     continue_final_message: bool
     chat_template_kwargs: dict[str, Any]
     reasoning_effort: Effort | None
@@ -84,8 +86,12 @@ llama.cpp's default, see tools/server/README.md there.
 """
 
 
-def build_request(prompt: str | None, messages: Chat | None, params: Params) -> Generate:
+def build_request(
+    prompt: str | None, messages: Chat | None, params: Params, *, progress: bool = False
+) -> Generate:
     """Return the request, with a new id if it has none; several answers are sampled.
+
+    With `progress` the daemon says how far the loading of its model is.
 
     Raises:
         TypeError: a parameter does not exist.
@@ -102,9 +108,13 @@ def build_request(prompt: str | None, messages: Chat | None, params: Params) -> 
         fields["tools"] = tuple(
             tool if isinstance(tool, Tool) else Tool(**tool) for tool in fields["tools"]
         )
+    if fields.get("lora") is not None:
+        fields["lora"] = tuple(
+            one if isinstance(one, LoraScale) else LoraScale(**one) for one in fields["lora"]
+        )
     if messages is not None:
         fields["messages"] = tuple(_message(turn) for turn in messages)
-    request = Generate(prompt=prompt, **fields)
+    request = Generate(prompt=prompt, progress=progress, **fields)
     encode_request(request)  # so that a mistake shows where it was made
     return request
 

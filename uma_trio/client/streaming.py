@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self, Unpack
 
 from uma_protocol import (
@@ -24,6 +24,7 @@ from uma_protocol import (
     Generate,
     GetMetrics,
     ListSessions,
+    Loading,
     LoadModel,
     Metrics,
     Prefix,
@@ -83,9 +84,17 @@ class AnyClient:
         """The terminal event of the latest generation that had one."""
 
     def generate(
-        self, prompt: str | None = None, *, messages: Chat | None = None, **params: Unpack[Params]
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Chat | None = None,
+        on_loading: Callable[[Loading], object] | None = None,
+        **params: Unpack[Params],
     ) -> Generation:
         """Request text that continues `prompt`, or that answers the chat `messages`.
+
+        `on_loading` is called with what it waits for while its model is not loaded yet, in the task that iterates; it must
+        not wait. A daemon of an older version refuses a request that has it (``E_PROTO_003``).
 
         Nothing is sent before the first iteration. Use ``async with`` if the caller may leave
         before the end; see :class:`Generation`.
@@ -94,7 +103,8 @@ class AnyClient:
             TypeError: a parameter does not exist.
             uma_protocol.LocalProtocolError: the protocol does not allow a value.
         """
-        return Generation(self, build_request(prompt, messages, params))
+        request = build_request(prompt, messages, params, progress=on_loading is not None)
+        return Generation(self, request, on_loading)
 
     async def embed(
         self,
@@ -363,6 +373,8 @@ class AnyClient:
             if isinstance(event, Token | Vectors | Scores):
                 run.n_items += 1
                 return event
+            if isinstance(event, Loading) and run.on_loading is not None and not run.abandoned:
+                run.on_loading(event)
             if isinstance(event, End):
                 run.ends[event.choice] = event
                 if (token := held_back(event)) is not None:
@@ -406,9 +418,14 @@ class Generation:
     first reads until the end of this one.
     """
 
-    def __init__(self, client: AnyClient, request: Generate) -> None:
+    def __init__(
+        self,
+        client: AnyClient,
+        request: Generate,
+        on_loading: Callable[[Loading], object] | None = None,
+    ) -> None:
         self._client = client
-        self._run, self._n = Run(request), request.n
+        self._run, self._n = Run(request, on_loading), request.n
         self._thread = threading.get_ident()
 
     @property
@@ -507,13 +524,17 @@ class Run:
         "ends",
         "eos",
         "n_items",
+        "on_loading",
         "over",
         "request",
         "started",
     )
 
-    def __init__(self, request: Work) -> None:
+    def __init__(
+        self, request: Work, on_loading: Callable[[Loading], object] | None = None
+    ) -> None:
         self.request = request
+        self.on_loading = on_loading
         self.started = False  # it is sent, and the daemon works on it
         self.over = False  # nothing more will come
         self.abandoned = False  # nobody reads it any more

@@ -41,10 +41,9 @@ async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
     telling = EVENTS if asked.stream else None
+    model = shared.service.with_adapters(asked.model, ask.lora)
     try:
-        async with model_for(
-            exchange, shared, asked.model, origin, asked.priority, telling
-        ) as found:
+        async with model_for(exchange, shared, model, origin, asked.priority, telling) as found:
             return await _answered(asked, ask, origin, exchange, found)
     except ToldInStream:
         return None

@@ -45,7 +45,7 @@ from uma_protocol import (
     UnloadModel,
 )
 from uma_trio.net.encoded import EncodedRequest
-from uma_trio.net.relay import relay
+from uma_trio.net.relay import relay, tell_loading
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Refusal
@@ -351,6 +351,9 @@ class Connection:
             return
         origin = origin_of(generate, self._principal, self._shared.door)
         self._running = answers = self._service.generate([ask_of(generate)], origin)
+        if generate.progress:
+            tell = partial(tell_loading, generate.id, answers, self._say)
+            answers.on_wait = lambda: self._nursery.start_soon(tell)
         followed = partial(relay, generate, answers, self._protocol, self._writer, self._service)
         self._requests.send_nowait((generate.id, followed))
 

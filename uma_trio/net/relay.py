@@ -9,19 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
+import trio
 from attrs import evolve
 
-from uma_protocol import Code, Generate, LocalProtocolError
+from uma_protocol import Code, Event, Generate, Loading, LocalProtocolError
 from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
 from uma_trio.service.answers import together
 from uma_trio.wire import Telling, eos_event
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import uma_protocol
     from uma_trio.service.answers import Answers, Burst
     from uma_trio.service.service import Service
     from uma_trio.sockets.writer import Writer
 
+LOADING_AGAIN_S = 0.5
+"""How often who waits for a model is told how far its loading is, at the most."""
 _TOO_LONG = 'ask with "stream": true, or for fewer max_tokens'
 
 
@@ -47,6 +52,17 @@ async def relay(
             await writer.flushed()
             answers.reader_was_behind()
             protocol.flushed()
+
+
+async def tell_loading(request: str, answers: Answers, say: Callable[[Event], None]) -> None:
+    """Say what a request waits for that waits for its model, each time that this has changed, until the wait is over."""
+    told = None
+    while (awaited := answers.awaited) is not None:
+        found = Loading(request, awaited.names[0], awaited.wait, round(awaited.progress, 3))
+        if found != told and found.state:
+            told = found
+            say(found)
+        await trio.sleep(LOADING_AGAIN_S)
 
 
 class _Frames:

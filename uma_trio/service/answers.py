@@ -6,7 +6,7 @@ different seeds, or answers to several prompts, where an API takes a list of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -50,6 +50,11 @@ class RequestHost(AnswerHost, Protocol):
     ) -> ServedModel:
         """Return the model of this name, once it is loaded, as the service does. Raises :class:`Refusal`."""
 
+    def with_adapters(
+        self, name: str | None, asked: Sequence[Mapping[str, object]] | None
+    ) -> str | None:
+        """Return the name of a model with these adapters, as the service does. Raises :class:`Refusal`."""
+
     def new_handle(self) -> int:
         """Return a handle that no other answer has."""
 
@@ -82,6 +87,9 @@ class Answers:
         self._origin = origin
         self._preparing = trio.CancelScope()
         self._reader = Reader()
+        #: The model that it waits for, until that is loaded or the wait has ended; `on_wait` is called when it begins.
+        self.awaited: Awaited | None = None
+        self.on_wait: Callable[[], object] = lambda: None
         #: One for each choice of each ask, in their order.
         self.generations = tuple(
             Generation(
@@ -225,11 +233,14 @@ class Answers:
 
     async def _model(self) -> ServedModel:
         """Return the model that is asked, once it is loaded. Raises :class:`Refusal`."""
-        served = self._served
+        service, served, ask = self._service, self._served, self._asks[0]
         if served is None:
-            served = await self._service.ready(
-                self._asks[0].model, self._wait_for, self._origin.principal.counts_as
-            )
+            name = service.with_adapters(ask.model, ask.lora)
+            try:
+                payer = self._origin.principal.counts_as
+                served = await service.ready(name, self._wait_for, payer)
+            finally:
+                self._set_awaited(None)
             self._uses(served)
         return served
 
@@ -237,10 +248,15 @@ class Answers:
         """Be answered by this model: until the request is closed, it is not unloaded."""
         self._served, self._used = served, served.uses.begin()
         for generation in self.generations:
-            generation.served, generation.awaited = served, None
+            generation.served = served
             generation.ask = generation.ask.with_defaults(served.defaults)
 
     def _wait_for(self, awaited: Awaited) -> None:
+        self._set_awaited(awaited)
+        self.on_wait()
+
+    def _set_awaited(self, awaited: Awaited | None) -> None:
+        self.awaited = awaited
         for generation in self.generations:
             generation.awaited = awaited
 

@@ -7,7 +7,7 @@ nothing else of a request.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
@@ -55,7 +55,8 @@ class Ask:
 
     - `max_tokens` None means the daemon's default, reduced to the room in the context. With `clamp`
       a larger number is reduced, too, instead of refused.
-    - `model` None means the loaded model.
+    - `model` None means the loaded model. `lora` are the adapters of it that are used, as in llama-server's list; None: as
+      `model` says.
     - `shape` constrains the answer after its reasoning. `reasoning_budget` limits the reasoning
       (None: no separate limit).
     - `cache` says which of the principal's requests share cached prefixes with this one: "user",
@@ -81,6 +82,7 @@ class Ask:
     lane: Lane = "interactive"
     targets: Targets = field(factory=Targets)
     model: str | None = None
+    lora: Sequence[Mapping[str, object]] | None = None
     session: str | None = None
     cache: Sharing = "user"
     shape: Shape | None = None

@@ -19,6 +19,14 @@ class Awaited(Protocol):
     """A model that is not loaded yet."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call it."""
+
+    @property
+    def progress(self) -> float:
+        """How much of it is loaded, 0 to 1."""
+
+    @property
     def wait(self) -> str:
         """What a request for it waits for, as a sentence without an end; "" where it is loaded."""
 

@@ -71,6 +71,8 @@ def by_list(asked: Sequence[Mapping[str, object]], known: Sequence[Adapter]) -> 
                     field="lora",
                 )
             name = known[number].name
+        if name is None:
+            raise Refusal(Code.E_PROTO_003, "an adapter needs `id` or `name`", field="lora")
         if not isinstance(name, str) or name not in declared:
             raise Refusal(Code.E_MODEL_002, _unknown(str(name), declared), field="lora")
         scale = each.get("scale", declared[name])

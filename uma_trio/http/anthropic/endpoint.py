@@ -17,6 +17,7 @@ from uma_trio.http.asking import (
     CACHE,
     KWARGS,
     LANE,
+    LORA,
     MODEL,
     PACE,
     SAMPLING,
@@ -111,6 +112,7 @@ class Messages(Api):
             "ignored",
         ),
         *SAMPLING,
+        LORA,
         LANE,
         honoured(
             "service_tier",

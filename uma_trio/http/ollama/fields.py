@@ -13,6 +13,7 @@ from uma_trio.http.asking import (
     AWAITS,
     CACHE,
     LANE,
+    LORA,
     MODEL,
     PACE,
     SAMPLING,
@@ -61,6 +62,7 @@ OPTIONS: Final[tuple[Field, ...]] = (
 
 COMMON: Final[tuple[Field, ...]] = (
     MODEL,
+    LORA,
     honoured("stream", Flag(), "a JSON document a line", default="true"),
     honoured(
         "format", Anything("`json` or a JSON Schema"), "the answer is an object, or an instance"

@@ -19,6 +19,7 @@ from uma_trio.http.asking import (
     AWAITS,
     CACHE,
     KWARGS,
+    LORA,
     MODEL,
     PACE,
     SAMPLING,
@@ -75,6 +76,7 @@ class Responses(Api):
     names: ClassVar = {"messages": "input", "max_tokens": "max_output_tokens"}
     fields = (
         MODEL,
+        LORA,
         honoured(
             "input",
             Anything("a text or a list of items"),
