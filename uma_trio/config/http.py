@@ -7,7 +7,6 @@ from pathlib import Path
 
 from attrs import frozen
 
-from uma_trio.config.drafts import DraftConfig
 from uma_trio.config.option import option
 from uma_trio.sockets.address import Address, parse_address
 
@@ -55,7 +54,7 @@ def networks(text: str) -> tuple[Network, ...]:
 
 
 @frozen(kw_only=True)
-class HttpConfig(DraftConfig):
+class HttpConfig:
     """Where HTTP is served, to whom, and how much of it."""
 
     http: str = option(

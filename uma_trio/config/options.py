@@ -21,12 +21,14 @@ from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
 from uma_trio.sockets.token import DEFAULT_TEXT as TOKEN_TEXT
 from uma_trio.sockets.token import TOKEN_FILE_ENV
+from uma_trio.words import BY_BACKEND, SPECULATIONS
 
 FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _MIB = 1 << 20
+MAX_ALIAS = 256
 
 
 def _kv_type(raw: object) -> object:
@@ -41,6 +43,17 @@ def _kv_type(raw: object) -> object:
         return kv_type_name(text)
     except ValueError as error:
         raise ValueError(f"a KV cache type: {error}") from None
+
+
+def _aliases(raw: object) -> tuple[str, ...]:
+    """Read names: of repeated flags, of a list in YAML, or of one text with commas."""
+    given = raw if isinstance(raw, list | tuple) else [raw]
+    if not all(isinstance(each, str | int | float) for each in given):
+        raise ValueError("a name, or a list of names")
+    names = [name.strip() for each in given for name in str(each).split(",")]
+    if not all(0 < len(name) <= MAX_ALIAS and name.isprintable() for name in names):
+        raise ValueError(f"a name of 1 to {MAX_ALIAS} printable characters")
+    return tuple(dict.fromkeys(names))
 
 
 def _bandwidth(raw: object) -> object:
@@ -524,6 +537,113 @@ class Config(HttpConfig):
 
     sources: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
     """Where each setting that is not a default was written, by its field's name."""
+    shape_cpu_s: float = option(
+        2.0,
+        flag="--shape-cpu",
+        yaml=("limits.shape_cpu_s",),
+        read=seconds,
+        metavar="TIME",
+        minimum=0.1,
+        maximum=10,
+        unit="s",
+        since="0.1",
+        help="The CPU time that compiling one schema, grammar or expression may take, and one step of "
+        "a grammar that is followed in a process of its own. One that takes more is refused.",
+    )
+    shape_memory: int = option(
+        64 << 20,
+        flag="--shape-memory",
+        yaml=("limits.shape_memory",),
+        read=n_bytes,
+        metavar="BYTES",
+        minimum=16 << 20,
+        maximum=16 << 30,
+        since="0.1",
+        help="The memory that compiling or following one schema, grammar or expression may take, such "
+        "as 64MiB. One that takes more is refused.",
+    )
+    embedding_model: Path | None = option(
+        None,
+        flag="--embedding-model",
+        env=("UMA_EMBEDDING_MODEL",),
+        shown_default="none",
+        metavar="MODEL",
+        since="0.1",
+        help="A second model, which makes vectors of texts (/v1/embeddings, `uma-trio embed`): a GGUF file of a "
+        "BERT kind (bge, nomic-embed, MiniLM, e5) or of Qwen3-Embedding, or a name that `uma-trio models` lists. "
+        "It computes on the CPU, in the time that streams leave it.",
+    )
+    rerank_model: Path | None = option(
+        None,
+        flag="--rerank-model",
+        env=("UMA_RERANK_MODEL",),
+        shown_default="none",
+        metavar="MODEL",
+        since="0.1",
+        help="A model that scores how well documents fit a query (/v1/rerank, `uma-trio rerank`): a GGUF file of a "
+        "reranker (bge-reranker, jina-reranker, Qwen3-Reranker), or a name that `uma-trio models` lists.",
+    )
+    encoder_ttl_s: float | None = option(
+        None,
+        flag="--encoder-ttl",
+        env=("UMA_ENCODER_TTL",),
+        shown_default="they stay",
+        since="0.1",
+        read=seconds,
+        metavar="TIME",
+        minimum=1,
+        maximum=31_536_000,
+        unit="s",
+        help="How long the models of --embedding-model and --rerank-model stay in memory while nobody asks them: "
+        "then they are loaded by the first request, which waits for it.",
+    )
+    alias: tuple[str, ...] = option(
+        (),
+        flag="--alias",
+        read=_aliases,
+        shown_default="the name of the model's file",
+        metavar="NAME",
+        since="0.1",
+        help="A name that requests may call the model by, besides that of its file; may be given "
+        "several times, or with commas. Answers that repeat no name of the request, and "
+        "/v1/models, use the first.",
+    )
+    chat_template_file: Path | None = option(
+        None,
+        flag="--chat-template-file",
+        shown_default="the template in the model's file",
+        metavar="FILE",
+        since="0.1",
+        help="A file with the Jinja template that chats are rendered by, instead of the model's own. "
+        "`uma-trio doctor --template FILE` tells about it.",
+    )
+    reasoning: str = option(
+        "on",
+        flag="--reasoning",
+        choices=("on", "off", "template"),
+        since="0.1",
+        help="Whether the model reasons where a request says nothing of it, if its chat template can "
+        "be told; template leaves it to the template.",
+    )
+    reply_format: Path | None = option(
+        None,
+        flag="--reply-format",
+        shown_default="derived from the model's template",
+        metavar="FILE",
+        since="0.1",
+        help="A JSON file with the model's format of tool calls and reasoning, if the format cannot "
+        "be derived. `uma-trio doctor --template` prints the derived one.",
+    )
+    speculation: str = option(
+        BY_BACKEND,
+        flag="--speculation",
+        choices=(BY_BACKEND, *SPECULATIONS),
+        since="0.1",
+        help="Speculative decoding: guess the next tokens of an answer from earlier text and verify "
+        "them in one batch (deadline policy). off: never; free: only where the tick takes no "
+        "longer; auto: also where it raises the tokens per second; default: auto on a CPU, off "
+        "on a GPU. Where graphs are captured (CUDA) nothing is drafted. A request may restrict it. A request with a seed gets no drafts by default.",
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.max_tokens_cap is not None and self.max_tokens > self.max_tokens_cap:
