@@ -7,6 +7,7 @@ BIN := .venv/bin
 help:
 	@echo "make demo     set up, start the daemon, show four clients streaming at once"
 	@echo "make test     set up, run every test: first those without a model, then the real ones"
+	@echo "make foreign  llama.cpp's own server tests against this daemon; ARGS=--short for half a minute"
 	@echo "make check    lint, format, types, import rules, freshness of generated docs"
 	@echo "make docs     render the generated parts of docs/"
 	@echo "make bench    throughput and overhead, beside llama.cpp's own programs if they are here"
@@ -32,7 +33,7 @@ setup-checks:
 demo: setup
 	@$(BIN)/uma-trio demo
 
-# And with the client packages of the HTTP APIs, whose sessions are tests.
+# And with the client packages of the HTTP APIs, whose sessions are tests, and what drives a Chromium if there is one.
 .PHONY: setup-test
 setup-test:
 	@sh scripts/setup.sh --sdk
@@ -41,6 +42,10 @@ setup-test:
 test: setup-test
 	@$(BIN)/python -m compileall -q uma_trio protocol/uma_protocol sim/uma_trio_sim  # or each daemon would compile
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+.PHONY: foreign
+foreign: setup-test
+	@$(BIN)/python scripts/foreign_server_tests.py $(ARGS)
 
 .PHONY: check
 check: setup-checks

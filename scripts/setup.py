@@ -37,6 +37,7 @@ PYTHON = VENV / "bin" / "python"
 NODE = VENV / "node"  # tests/test_http_sdk.py looks for node_modules there
 NODE_PACKAGE = "openai@^7"
 STAMP = VENV / "uma-trio-setup.json"
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 LLAMA = "llama-cpp-python"
 OURS = ("protocol", "sim")  # distributions of their own beside uma-trio
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uma-trio"
@@ -59,8 +60,8 @@ def main() -> int:
     wanted = {"packages": packages}
     if llama:
         wanted["llama"] = str(engine)
-    if given.sdk:
-        wanted["sdk"] = packages
+    extras = extras_of_tests() if given.sdk else []
+    wanted |= dict.fromkeys(extras, packages)
     if wanted.items() <= stamp.items():
         return 0
     problems = missing(llama=llama and not cached_wheel(engine))
@@ -78,9 +79,11 @@ def main() -> int:
             install_llama(engine)
             stamp = {**stamp, "llama": engine}
             write_stamp(stamp)
-        if given.sdk and stamp.get("sdk") != packages:
-            install_sdk()
-            write_stamp({**stamp, "sdk": packages})
+        for extra in extras:
+            if stamp.get(extra) != packages:
+                install_extra(extra)
+                stamp = {**stamp, extra: packages}
+                write_stamp(stamp)
     except Failed as failure:
         say(str(failure))
         return 1
@@ -194,10 +197,15 @@ def install_packages() -> None:
     watched("Installing uma-trio itself", [*installer(), *ours])
 
 
-def install_sdk() -> None:
-    """Install the client packages that tests run, and OpenAI's for Node where npm is."""
-    watched("Installing client packages", [*installer(), *requirements(extra="sdk")])
-    if shutil.which("node") and shutil.which("npm"):
+def extras_of_tests() -> list[str]:
+    """Return the extras that tests run: client packages, and what drives a browser where there is one."""
+    return ["sdk", "browser"] if any(map(shutil.which, CHROMIUM)) else ["sdk"]
+
+
+def install_extra(name: str) -> None:
+    """Install an extra that tests run, and with the client packages OpenAI's for Node where npm is."""
+    watched(f"Installing packages for tests ({name})", [*installer(), *requirements(extra=name)])
+    if name == "sdk" and shutil.which("node") and shutil.which("npm"):
         command = ["npm", "install", "--prefix", str(NODE), "--ignore-scripts", "--no-fund"]
         watched("Installing openai for Node", [*command, "--no-audit", NODE_PACKAGE])
 

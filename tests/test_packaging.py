@@ -64,6 +64,9 @@ def test_links_of_a_readme_are_absolute_on_an_index(folder: Path) -> None:
         text = re.sub(rule["pattern"], rule["replacement"], text)
     assert len(re.findall(r"\]\(https://", text)) > 1
     assert re.findall(r"\]\((?!https?://|#)[^)]*\)", text) == []
+    assert re.findall(r"!\[[^\]]*\]\((?!https://raw\.)[^)]*\)", text) == [], (
+        "no picture, but a page about it"
+    )
 
 
 def test_the_simulator_is_of_the_version_of_the_engine_that_it_drives() -> None:

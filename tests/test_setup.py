@@ -126,3 +126,17 @@ def test_a_step_that_works_says_so(
     """One line, with the time it took."""
     scripts["watched"].watched("Nothing much", [sys.executable, "-c", ""])
     assert capsys.readouterr().err.endswith("Nothing much: 0:00, done\n")
+
+
+@pytest.mark.parametrize(
+    ("there", "extras"), [([], ["sdk"]), (["chromium-browser"], ["sdk", "browser"])]
+)
+def test_what_drives_a_browser_is_installed_where_there_is_one(
+    scripts: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    there: list[str],
+    extras: list[str],
+) -> None:
+    """Under any of its names; a machine without one does not fetch 40 MB for tests that skip."""
+    monkeypatch.setattr("shutil.which", lambda name: name if name in there else None)
+    assert scripts["setup"].extras_of_tests() == extras
