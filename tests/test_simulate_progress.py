@@ -39,9 +39,9 @@ def _progress(
 def test_a_person_sees_how_far_it_is_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the mean of those that are done."""
     progress, screen = _progress(monkeypatch, 10.0)
-    progress.step()
+    progress.one_more()
     assert screen.getvalue().endswith("1 of 4 runs, about 30.0 s left")
-    progress.step()
+    progress.one_more()
     assert screen.getvalue().endswith("2 of 4 runs, about 20.0 s left")
     progress.hide()
     assert screen.getvalue().endswith("\r\x1b[K")
@@ -54,7 +54,7 @@ def test_a_file_and_a_quick_command_get_no_line(
     """Nobody reads it there, or could."""
     progress, screen = _progress(monkeypatch, step_s, terminal=terminal)
     for _ in range(4):
-        progress.step()
+        progress.one_more()
     progress.hide()
     assert screen.getvalue() == ""
 

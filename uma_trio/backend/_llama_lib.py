@@ -3,7 +3,7 @@
 Two kinds of prototypes. ``ctypes.CDLL`` gives the GIL up around a call; getting it back next
 to a busy event loop can take up to the switch interval (5 ms), which is right for
 ``llama_decode`` and wrong for reading a pointer. Functions that are tiny, start no threads and
-write no log are therefore called with the GIL held (`_held`); all others give it up (`freed`).
+write no log are therefore called with the GIL held (`_with_gil`); all others give it up (`freed`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _i32 = ctypes.c_int32
 _LIB: Final[ctypes.CDLL] = llama._lib  # noqa: SLF001 - the handle has no public name
 
 
-def _held(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
+def _with_gil(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
     """Return a library function that is called with the GIL held."""
     return ctypes.PYFUNCTYPE(restype, *argtypes)((name, _LIB))
 
@@ -42,18 +42,18 @@ def freed(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
 decode = freed("llama_decode", _i32, _void_p, llama.llama_batch)
 encode = freed("llama_encode", _i32, _void_p, llama.llama_batch)
 synchronize = freed("llama_synchronize", None, _void_p)
-embeddings_seq = _held("llama_get_embeddings_seq", _void_p, _void_p, _i32)
-get_logits = _held("llama_get_logits", _void_p, _void_p)
+embeddings_seq = _with_gil("llama_get_embeddings_seq", _void_p, _void_p, _i32)
+get_logits = _with_gil("llama_get_logits", _void_p, _void_p)
 # It writes a line of debug log, twice for each decode that may be interrupted, which are few.
-set_abort_callback = _held("llama_set_abort_callback", None, _void_p, _void_p, _void_p)
+set_abort_callback = _with_gil("llama_set_abort_callback", None, _void_p, _void_p, _void_p)
 # llama.cpp asks after each node of its graph whether to go on. Asking Python would take the GIL
 # each time, in the middle of a computation; asking libc how long a text is takes nanoseconds. The
 # text is our flag: "" is no, anything else is yes.
 strlen: Final = ctypes.cast(ctypes.CDLL(None).strlen, _void_p)
-seq_rm = _held("llama_memory_seq_rm", ctypes.c_bool, _void_p, _i32, _i32, _i32)
-seq_cp = _held("llama_memory_seq_cp", None, _void_p, _i32, _i32, _i32, _i32)
-seq_pos_max = _held("llama_memory_seq_pos_max", _i32, _void_p, _i32)
-seq_pos_min = _held("llama_memory_seq_pos_min", _i32, _void_p, _i32)
+seq_rm = _with_gil("llama_memory_seq_rm", ctypes.c_bool, _void_p, _i32, _i32, _i32)
+seq_cp = _with_gil("llama_memory_seq_cp", None, _void_p, _i32, _i32, _i32, _i32)
+seq_pos_max = _with_gil("llama_memory_seq_pos_max", _i32, _void_p, _i32)
+seq_pos_min = _with_gil("llama_memory_seq_pos_min", _i32, _void_p, _i32)
 _size, _u32 = ctypes.c_size_t, ctypes.c_uint32
 state_size = freed("llama_state_seq_get_size_ext", _size, _void_p, _i32, _u32)
 state_get = freed("llama_state_seq_get_data_ext", _size, _void_p, _void_p, _size, _i32, _u32)

@@ -547,7 +547,7 @@ class Config(HttpConfig):
         maximum=10,
         unit="s",
         since="0.1",
-        help="The CPU time that compiling one schema, grammar or expression may take, and one step of "
+        help="The CPU time that compiling one schema, grammar or expression may take, and one token of "
         "a grammar that is followed in a process of its own. One that takes more is refused.",
     )
     shape_memory: int = option(

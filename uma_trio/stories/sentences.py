@@ -73,7 +73,7 @@ def verdict(timeline: StoryInfo) -> list[str]:
         "its reader was behind": timeline.parked_ms,
         f"ticks left it out: {harmless(reason)}": prefill.waiting_ms + decode.waiting_ms,
         "what its schema or grammar allows was not known yet": timeline.mask_ms,
-        "the engine did side work between ticks, or computed another model": timeline.aside_ms,
+        "the engine did other work between ticks, or computed another model": timeline.aside_ms,
         "its prompt was computed": prefill.computing_ms,
         "its answer was computed": decode.computing_ms,
     }

@@ -114,8 +114,8 @@ shapes_checked_total{outcome} | counter | shapes | New schemas, grammars and exp
     followed in the daemon, apart in a process of their own; refused ones cannot be enforced; ended ones were stopped
     by --shape-cpu, --shape-memory or the time limit.
 shape_events_total{event} | counter | events | By event. refused again: a shape was refused at once, because it had
-    been refused before; moved: an answer was moved to a process of its own, because a step in the daemon was too
-    large; stopped: an answer was ended by a limit of its process.
+    been refused before; moved: an answer was moved to a process of its own, because a token of it took too
+    long in the daemon; stopped: an answer was ended by a limit of its process.
 shape_check_ms | histogram | ms | Time to compile a new shape in its process.
 shape_processes | gauge | processes | Processes that compile or follow shapes.
 shape_bytes | gauge | bytes | Memory of the compiled shapes cached in the daemon.
@@ -133,20 +133,21 @@ kv_cells_reserved | gauge | cells | KV cells reserved for admitted requests.
 kv_cells_total | gauge | cells | KV cells in total.
 # The prefix cache (docs/MEMORY.md).
 prefix_hits_total{source} | counter | requests | Requests that started with a cached prefix, by its source: the cells
-    of a running request, a leaf, saved pages, or a prompt that another request was computing (fork).
+    of a running request or of one that ended, saved pages, or a prompt that another request was computing.
 prefix_tokens_total | counter | tokens | Prompt tokens that were not computed because of these hits.
 prefix_failures_total{what} | counter | events | Copies, saves, restores and moves that failed, and incomplete
     prefixes. The missing tokens are computed.
-prefix_rent_seconds_total | counter | seconds | Time that the cells of leaves added to ticks, by the cost model.
-prefix_moved_cells_total | counter | cells | Cells of running requests and leaves that were moved down, so that ticks
-    span fewer cells.
+prefix_rent_seconds_total | counter | seconds | Time that the cells of cached prefixes added to ticks, by the
+    cost model.
+prefix_moved_cells_total | counter | cells | Cells of running requests and cached prefixes that were moved down,
+    so that ticks span fewer cells.
 prefix_evicted_total | counter | pages | Saved pages that were evicted.
 prefix_ghost_hits_total | counter | pages | Evicted pages that were requested again: hits that twice the
     `--prefix-ram` would have had.
 prefix_bytes | gauge | bytes | Memory of saved pages, including bookkeeping.
 prefix_pages | gauge | pages | Saved pages.
-prefix_leaves | gauge | leaves | Leaves: prefixes in the KV cache without a running request.
-prefix_leaf_tokens | gauge | tokens | Tokens of these leaves; shared tokens count once for each leaf.
+prefix_leaves | gauge | prefixes | Prefixes in the KV cache without a running request.
+prefix_leaf_tokens | gauge | tokens | Tokens of these prefixes; shared tokens count once for each.
 # The latency contract (docs/POLICY.md); empty under a policy without a limit.
 latency_cap | gauge | ratio | The promised limit on the p95 inter-token latency of an interactive stream, as a
     multiple of `solo_ms`. `shown_ratio_p95` is the measured value.
@@ -181,7 +182,7 @@ draft_rows_by_source_total{source} | counter | rows | `draft_rows_total` by the 
 draft_accepted_by_source_total{source} | counter | tokens | `draft_accepted_total` by the source of the guess.
 draft_failures_total | counter | failures | Failures of the search for drafts. After three it rests for a minute, then
     for twice as long each time, up to an hour.
-ballast_rows_total | counter | rows | Ballast rows: computed and discarded, where a larger tick is faster.
+ballast_rows_total | counter | rows | Rows that are computed and discarded, where a larger tick is faster.
 cost_error | gauge | ratio | Smoothed absolute error of the cost model's predictions.
 cost_error_p50 | gauge | ratio | Absolute error of a tick's prediction, median of the latest 1,024.
 cost_error_p95 | gauge | ratio | Absolute error of a tick's prediction, 95th percentile of the latest 1,024.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-_STEP = 1.02  # neighbouring edges, so a quantile is right to 1 %
+_RATIO = 1.02  # neighbouring edges, so a quantile is right to 1 %
 
 
 def bounds_ms(lowest: float, highest: float) -> tuple[float, ...]:
@@ -28,7 +28,7 @@ class Histogram:
         fine, edge = [], bounds[0]
         while edge < bounds[-1]:
             fine.append(edge)
-            edge *= _STEP
+            edge *= _RATIO
         self._edges = sorted({*fine, *bounds})
         self._counts = [0] * (len(self._edges) + 1)
         self.total = 0.0

@@ -60,7 +60,7 @@ class Preparation:
         if self._constraints is None:
             self._constraints = (
                 self._constrain(front_end.grammarian.known)
-                if self._is_held(loosened)
+                if self._is_constrained(loosened)
                 else [None] * self._n
             )
         if chat is None:
@@ -81,7 +81,7 @@ class Preparation:
         else:
             self._constraints = self._constrain(self._front_end.grammarian)
 
-    def _is_held(self, loosened: Loosened) -> bool:
+    def _is_constrained(self, loosened: Loosened) -> bool:
         """Whether anything is asked of the answers that they are held to."""
         if self._shape is not None or loosened.offers:
             return True

@@ -28,7 +28,7 @@ class RunsDone:
         self._watched = sys.stderr.isatty()
         self._shown = False
 
-    def step(self) -> None:
+    def one_more(self) -> None:
         """Take note that one more is done."""
         self._done += 1
         took_s = self._clock() - self._started
@@ -41,7 +41,7 @@ class RunsDone:
         self._shown = True
 
     def hide(self) -> None:
-        """Take the line away. Idempotent; the next step shows it again."""
+        """Take the line away. Idempotent; the next one shows it again."""
         if self._shown:
             sys.stderr.write(_CLEAR)
             sys.stderr.flush()

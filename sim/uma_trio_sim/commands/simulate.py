@@ -215,7 +215,7 @@ def _compare(
             seconds=seconds,
             seeds=seeds,
             guesses=guesses,
-            each=progress.step,
+            each=progress.one_more,
         )
         if as_json:
             for row in found:

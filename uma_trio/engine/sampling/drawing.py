@@ -19,7 +19,7 @@ from uma_trio.backend.base import FloatArray
 from uma_trio.engine.messages import SamplingParams
 
 _BITS: Final = (1 << 64) - 1
-_STEP: Final = 0x9E3779B97F4A7C15
+_GAMMA: Final = 0x9E3779B97F4A7C15
 _MIX: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _UNIT: Final = 2.0**-53
 
@@ -41,7 +41,7 @@ class Numbers:
 
     def __call__(self, place: int) -> float:
         """Return the number of a place."""
-        bits = (self._key + (place + 1) * _STEP) & _BITS
+        bits = (self._key + (place + 1) * _GAMMA) & _BITS
         bits = ((bits ^ (bits >> 30)) * _MIX[0]) & _BITS
         bits = ((bits ^ (bits >> 27)) * _MIX[1]) & _BITS
         return ((bits ^ (bits >> 31)) >> 11) * _UNIT

@@ -28,7 +28,7 @@ _FOLD: Final = 8
 # `largest` finds a bound for a short list from columns of this depth; at most half of them, then.
 _GRID_ROWS: Final = 32
 # How many of the likeliest tokens `nucleus` sorts first, second; then all (llama.cpp: 256, all).
-_NUCLEUS_STEPS: Final = (256, 8192)
+_NUCLEUS_SIZES: Final = (256, 8192)
 _SORTED_AS_FLOATS: Final = 1024
 _LOWEST: Final = np.finfo(np.float32).min
 _ID_BITS: Final = np.uint64(32)
@@ -139,7 +139,7 @@ def nucleus(row: FloatArray, top: np.float32, top_p: float) -> tuple[IdArray, Fl
     """Return ids and logits of the likeliest tokens that together reach `top_p`, descending."""
     weights = weigh(row, top)
     enough = top_p * float(weights.sum(dtype=np.float64))
-    for k in (*_NUCLEUS_STEPS, len(row)):
+    for k in (*_NUCLEUS_SIZES, len(row)):
         ids, values = largest(row, k)
         reached = np.cumsum(weights[ids], dtype=np.float64)
         keep = int(np.searchsorted(reached, enough)) + 1
