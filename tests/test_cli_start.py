@@ -88,10 +88,16 @@ async def test_a_clients_verb_imports_nothing_slow(
     assert not there & never
 
 
-async def test_the_help_of_doctor_does_not_wait_for_numpy() -> None:
-    """What it looks at is imported when it looks."""
-    there = await _imported("doctor", "--help")
-    assert not there & {"numpy", "trio"}
+@pytest.mark.parametrize(
+    ("verb", "never"),
+    [("doctor", set()), ("serve", set()), ("launch", {"cattrs"}), ("service", {"cattrs"})],
+)
+async def test_the_help_of_a_verb_waits_for_nothing_that_it_does_not_say(
+    verb: str, never: set[str]
+) -> None:
+    """What a verb does with the model and the settings is imported when it does it."""
+    there = await _imported(verb, "--help")
+    assert not there & {"numpy", "trio", *never}
 
 
 async def test_help_imports_no_daemon_and_no_client() -> None:

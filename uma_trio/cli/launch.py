@@ -12,9 +12,7 @@ from typing import Annotated, NoReturn
 from cyclopts import Parameter
 
 from uma_trio.cli.output import UNREACHABLE, USAGE, complain
-from uma_trio.config import settings
 from uma_trio.config.errors import ConfigError
-from uma_trio.config.settings import known_env
 from uma_trio.sockets.address import LOCALHOST, Address
 
 DEFAULT_PORT = "8080"
@@ -45,7 +43,9 @@ def launch(
     if not program:
         complain("Name a program to run, as in: uma-trio launch aider --model openai/local")
         return USAGE
-    others = {*known_env()} - {*_OURS}
+    from uma_trio.config import settings
+
+    others = {*settings.known_env()} - {*_OURS}
     env = {name: text for name, text in os.environ.items() if name not in others}
     config = settings.load({"http": http, "http_key_file": http_key_file}, env)
     if config.http_address is None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Group, Parameter
 
-from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.cli.output import (
     ENGINE_DIED,
     OK,
@@ -38,6 +37,7 @@ from uma_trio.sockets.address import FRAMED_TCP
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from uma_trio.backend.encoder import EncoderInfo
     from uma_trio.config.options import Config
     from uma_trio.daemon import ReadyInfo
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -21,9 +21,11 @@ from uma_trio.cli.units import (
     launch_agent,
     systemd_units,
 )
-from uma_trio.config import place, settings
-from uma_trio.config.options import Config
+from uma_trio.config import place
 from uma_trio.library.hub_cache import cache_folder
+
+if TYPE_CHECKING:
+    from uma_trio.config.options import Config
 
 Action = Literal["install", "uninstall", "start", "stop", "restart", "status", "logs"]
 _NO_SYSTEMD = (
@@ -63,6 +65,8 @@ def service(
 
 def files_of_service(env: Mapping[str, str], command: Path) -> dict[Path, bytes]:
     """Return what `install` writes, by path: systemd's units for the settings of this user's file."""
+    from uma_trio.config import settings
+
     named = {name: text for name, text in env.items() if name not in settings.known_env()}
     config = settings.load({}, named)
     folder = units_folder(env)
