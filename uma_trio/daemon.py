@@ -266,6 +266,7 @@ class _Daemon:
             self._service,
             lambda entry, loaded: self._deploy(entry, loaded, {}),
             self._let_model_go,
+            self._compute.loading,
         )
         if len(self._keeper.entries) > 1:
             self._service.shelf = self._keeper

@@ -71,7 +71,8 @@ def load_backend(
 
     `beside_another`: a daemon with the model serves until this one takes its place. Its needs are summed up before: also
     if they may be more than what is free. Without `measures` how
-    attention is computed best is recalled, or else assumed: that would take the machine from other models' readers.
+    attention is computed best is recalled, or else assumed: that would take the machine from other models' readers, to whom
+    what is read and computed yields the cores.
     `several`: other models may be loaded beside it.
     """
     limit_spinning()
@@ -95,6 +96,7 @@ def load_backend(
         progress=on_progress,
         log=lambda level, text: getattr(report, level)(text),
         pauses=several,
+        polite=not measures,
     )
 
 

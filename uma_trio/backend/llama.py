@@ -65,6 +65,7 @@ from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.mapped_file import release
 from uma_trio.backend.placement import Placement
+from uma_trio.backend.polite import at_once, politely
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]
 
@@ -165,6 +166,7 @@ class LlamaBackend:
         log: LogSink | None = None,
         flash_is_faster: Chooser | None = None,
         pauses: bool = False,
+        polite: bool = False,
     ) -> Self:
         """Check the file, load the weights, make the context.
 
@@ -174,7 +176,8 @@ class LlamaBackend:
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
         and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
         `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. With `pauses`
-        decodes on a CPU can pause, if they take long. Raises :class:`ModelError`.
+        decodes on a CPU can pause, if they take long. If it is `polite` it yields the cores to other models. Raises
+        :class:`ModelError`.
         """
         _listen(log)
         header = read_header(path := Path(path))
@@ -185,14 +188,16 @@ class LlamaBackend:
         flash = chosen_flash(flash_attention, header, placement, **cells, room=room)
         is_open = flash_is_open(flash_attention, header, placement, **cells, room=room)
         refuse_without_room(header, placement, **cells, flash=flash)
-        model = load_model(path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
+        run = politely if polite else at_once
+        how = partial(load_model, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
+        model = run(partial(how, path))
         if flash_is_faster and is_open:
             measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
             faster = flash_is_faster(subject(header, kv_type, threads), measure)
             flash = FLASH_ON if faster else flash
         wide = n_batch is None and placement.all_on_gpu and flash != FLASH_OFF
         made = partial(_context, model.pointer, path, cells, n_slots, threads, flash, wide=wide)
-        context, pausing = with_pauses(made, wanted=pauses and not placement.on_gpu)
+        context, pausing = run(partial(with_pauses, made, wanted=pauses and not placement.on_gpu))
         info = model_info(model.pointer, header, kv_type)
         backend = cls(
             *(LlamaVocabulary(model), info, context, n_slots, kv_type, placement, pausing),

@@ -7,6 +7,7 @@ question it computes two tokens of the model with that.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from attrs import asdict
 
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import Estimate, Needs, Question
+from uma_trio.backend.polite import POLITE
 
 _LONGEST_S: Final = 60.0
 _ADAPTER: Final = "--adapter"
@@ -71,7 +73,8 @@ def _answer(path: Path, words: Sequence[str], looked_at: Path) -> dict[str, Any]
 
 
 def main(path: Path, asked: str, adapter: Path | None = None) -> None:
-    """Try the model and write a line of JSON."""
+    """Try the model and write a line of JSON, behind all who compute for readers."""
+    os.nice(POLITE)
     from uma_trio.backend import _llama_adapters, llama_needs
 
     wanted = None if adapter is not None else json.loads(asked)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from attrs import evolve, frozen
 
 from uma_trio.backend.base import Backend
+from uma_trio.backend.polite import politely
 from uma_trio.costing.calibrate import ONE, Calibration
 from uma_trio.costing.neighbours import BUSY, Reader, cpu_times, others_share
 from uma_trio.costing.stopwatch import Stopwatch
@@ -61,7 +63,7 @@ def measured_cost(
         )
         cost = None
     if beside is not None:
-        Stopwatch(backend, time.perf_counter).time(ONE)
+        politely(partial(Stopwatch(backend, time.perf_counter).time, ONE))
         alike = beside.backend.traits.shape_costs == backend.traits.shape_costs
         if cost is None and alike and not fresh:
             return Measured(_concluded(beside, backend), recalled=False, file=path)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from attrs import define, evolve
@@ -23,6 +24,11 @@ from uma_trio.engine.turn import TickClaim, chosen, free_s, leads
 # Who has nothing to compute is asked again after so long at the latest, since some of what it waits for
 # only needs time.
 REST_S: Final = 0.1
+# Readers who are ahead by so long leave the machine to a thread that loads a model, 5 ms or more at a time. What that
+# thread does beside their ticks makes single ones several times as long.
+LEAD_S, LEAST_S = 0.2, 0.005
+# Work that nobody reads goes on meanwhile.
+_LOADING: Final = TickClaim(works=True, wants_s=LEAD_S, used_s=math.inf)
 # Whose latest tick is longer ago than this waits for another model's.
 NOTED_S: Final = 0.25
 Died = Callable[[Engine, Exception], None]
@@ -68,6 +74,7 @@ class ComputeTask:
         self._closed = False
         self._last: _Member | None = None
         self._ticking: list[_Member] = []  # all but the last are paused
+        self._loading = 0  # written by trio's thread
         self._ticked_s = 0.0  # what ticks took within the one that is computed
         #: Counts the turns of `run`: it stands still only in a tick, and while there is nothing to do.
         self.rounds = 0
@@ -81,6 +88,15 @@ class ComputeTask:
         """Compute an engine from now on, until its inbox is closed."""
         self._coming.append(engine)
         self._bell.ring()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Let readers be computed ahead, and leave the machine to other threads while they are. For trio's thread."""
+        self._loading += 1
+        try:
+            yield
+        finally:
+            self._loading -= 1
 
     def close(self) -> None:
         """Close all engines, and end :meth:`run` after the tick that is being computed."""
@@ -119,7 +135,7 @@ class ComputeTask:
         """Compute the tick that comes next; False if there is none."""
         self._bell.rang = False
         members = self._members
-        if len(members) == 1:
+        if len(members) == 1 and not self._loading:
             return self._tick(members[0])
         return self._chosen(None)
 
@@ -130,9 +146,11 @@ class ComputeTask:
         claims = [self._claim(member, now) for member in awake]
         if paused is not None:
             claims.append(paused)
+        elif self._loading and any(claim.due_at < math.inf for claim in claims):
+            claims.append(_LOADING)
         index = chosen(claims, now, self._floor)
         if index is None or index == len(awake):
-            return False
+            return index is not None and paused is None and self._leave_cores(claims, now)
         member, claim = awake[index], claims[index]
         self._note_who_waits(member, [m for m in awake if m is not member], now)
         free, leading = free_s(claims, index, now, self._floor), leads(claims, index)
@@ -151,6 +169,13 @@ class ComputeTask:
             member.used_s += ended - now - self._ticked_s
         self._ticked_s = outer_s + ended - now
         member.engine.limit(math.inf)
+        return True
+
+    def _leave_cores(self, claims: list[TickClaim], now: float) -> bool:
+        """Compute nothing as long as readers are ahead, or until a message comes."""
+        free = free_s(claims, len(claims) - 1, now, self._floor)
+        self._bell.wait(min(free, max(free - LEAD_S, LEAST_S)))
+        self._last = None  # what passed is nobody's time between two ticks
         return True
 
     def _note_who_waits(self, chosen: _Member, others: list[_Member], now: float) -> None:

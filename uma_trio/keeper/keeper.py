@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Final
 
@@ -33,7 +33,8 @@ _DIED: Final = "the engine of this model has stopped"
 class Keeper(Catalogue):
     """Loads and unloads the models of a catalogue. For trio's thread.
 
-    `deploy` wires what was loaded and lets it be computed; `let_go` ends that, and returns when no thread uses it.
+    `deploy` wires what was loaded and lets it be computed; `let_go` ends that, and returns when no thread uses it. Readers of
+    other models are told to get ahead while `loading` is entered.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class Keeper(Catalogue):
         service: Service,
         deploy: Callable[[Entry, Loaded], Deployment],
         let_go: Callable[[Deployment], Awaitable[None]],
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         super().__init__(entries)
         self._service = service
-        self._deploy, self._let_go = deploy, let_go
+        self._deploy, self._let_go, self._loading = deploy, let_go, loading
         self._one, self._trial = trio.Lock(), trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._log = log.get("models")
@@ -222,7 +224,8 @@ class Keeper(Catalogue):
             await self._wait_for_base(entry, base)
         entry.phase = "is tried before it is loaded"
         async with self._trial:
-            entry.estimate = await trio.to_thread.run_sync(tried, entry, abandon_on_cancel=True)
+            with self._loading():
+                entry.estimate = await trio.to_thread.run_sync(tried, entry, abandon_on_cancel=True)
         while entry.deployment is None:
             entry.is_tried, entry.phase = True, "waits until another model is loaded"
             async with self._one:
@@ -247,14 +250,15 @@ class Keeper(Catalogue):
         entry.before_thread = None  # `show` ends it from here on
         began = trio.current_time()
         neighbour = self._neighbour()
-        loaded = await load(
-            entry.config,
-            held,
-            partial(entry.show, "is loading"),
-            partial(entry.show, "is measured"),
-            read=read or partial(load_backend, several=True, measures=neighbour is None),
-            beside=neighbour,
-        )
+        with self._loading():
+            loaded = await load(
+                entry.config,
+                held,
+                partial(entry.show, "is loading"),
+                partial(entry.show, "is measured"),
+                read=read or partial(load_backend, several=True, measures=neighbour is None),
+                beside=neighbour,
+            )
         entry.deployment, entry.held = self._deploy(entry, loaded), held
         entry.took_s = trio.current_time() - began
 
