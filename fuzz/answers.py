@@ -142,7 +142,7 @@ class Run:
                 self._disturb(self.rng)
         if any(sink.ends != 1 for sink in sinks):
             raise AssertionError(f"not every request ended once: {[s.ends for s in sinks]}")
-        while self.rng is None and self.engine.prefix.idle():
+        while self.rng is None and self.engine.prefix.saving.one():
             pass
         return [sink.tokens for sink in sinks]
 
@@ -179,7 +179,7 @@ class Run:
     def _leave_pages_alone(self, rng: random.Random) -> None:
         """Save some pages and take all leaves out of the KV cache, so that the next ones are restored."""
         for _ in range(rng.randrange(12)):
-            self.engine.prefix.idle()
+            self.engine.prefix.saving.one()
         self.happened["times all leaves went"] += self.engine.prefix.room.drop_all()
 
     def _disturb(self, rng: random.Random) -> None:
@@ -189,7 +189,7 @@ class Run:
             case 0:
                 self.happened["times all leaves went"] += engine.prefix.room.drop_all()
             case 1 | 2 | 3 | 4 | 5 | 6:
-                self.happened["times a page was saved"] += engine.prefix.idle()
+                self.happened["times a page was saved"] += engine.prefix.saving.one()
             case 7 if rng.random() < 0.2:
                 self.happened["pages cleared"] += engine.prefix.store.clear([NAMESPACE])
             case 8 | 9 | 10 if (part := self.backend.kv_highest(64)) is not None:

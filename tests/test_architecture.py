@@ -328,6 +328,18 @@ def test_the_prefix_cache_is_reached_by_its_face() -> None:
             assert not reached, f"{name} reaches into the prefix cache in line {node.lineno}"
 
 
+def test_nobody_outside_reaches_through_the_engine_into_its_prefix_cache() -> None:
+    """What the daemon asks of saved prefixes is a question to `Cells`."""
+    for path in modules(ROOT / "uma_trio"):
+        if within(name_of(path), "uma_trio.engine"):
+            continue
+        for node in ast.walk(tree(path)):
+            reached = isinstance(node, ast.Attribute) and node.attr in PREFIX_ROOMS
+            through = getattr(node, "value", None) if reached else None
+            deep = isinstance(through, ast.Attribute) and through.attr == "prefix"
+            assert not deep, f"{name_of(path)} reaches into the prefix cache"
+
+
 def test_threads_are_touched_in_few_places() -> None:
     """Two doors lead between the threads; a lock or a queue elsewhere would be a third."""
     users = {

@@ -51,7 +51,7 @@ def ask(made: Bench, prompt: list[int], n: int = 4, **options: object) -> Sink:
 
 def save_all(made: Bench) -> None:
     """Save every leaf, as idle time would."""
-    while made.engine.prefix.idle():
+    while made.engine.prefix.saving.one():
         pass
 
 
@@ -554,7 +554,7 @@ def test_on_a_gpu_nobody_waits_for_scattered_cells_to_be_saved() -> None:
     """What that takes is not known there, and so it is left to idle time."""
     made, backend = after_a_crowd()
     prefix = made.engine.prefix
-    while prefix.idle(1e-3):
+    while prefix.saving.one(1e-3):
         pass
     _, sink = made.submit(letters(9, 40), 100, namespace="9")
     made.run()
@@ -613,7 +613,7 @@ def test_only_quick_pages_are_saved_at_once() -> None:
     prefix = made.engine.prefix
     # What was computed in one piece is quick, and what was generated in turn is scattered.
     prefix.saving.save_takes = measured(1e-6, 1e-3)
-    while prefix.idle(1e-3):
+    while prefix.saving.one(1e-3):
         pass
     assert [leaf.unsaved for leaf in prefix.leaves] == [39, 39]
     save_all(made)
@@ -958,7 +958,7 @@ class Answers(RuleBasedStateMachine):
     @rule()
     def idle(self) -> None:
         """Save a page."""
-        self.made.engine.prefix.idle()
+        self.made.engine.prefix.saving.one()
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:

@@ -51,7 +51,7 @@ def test_clear_leaves_no_cell_id_or_byte(shape: Shape, tmp_path: Path) -> None:
         if n % 6 == 3:
             made.cancel(handle)
         made.run()
-        while prefix.idle():
+        while prefix.saving.one():
             pass
     can = backend.limits.can_go_back
     assert (

@@ -40,7 +40,7 @@ def conversation(path: Path, budget: int) -> list[list[int]]:
             _, sink = made.submit(asked, 8, namespace="1")
             made.run()
             answers.append(sink.tokens)
-            while turn and prefix.idle():
+            while turn and prefix.saving.one():
                 pass
             if turn == 2:
                 prefix.room.drop_all()

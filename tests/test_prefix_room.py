@@ -170,7 +170,7 @@ def test_a_leaf_that_is_found_saved_is_its_sessions_latest_turn() -> None:
     ask(made, prompt, 1, session="s")
     (leaf,) = made.engine.prefix.leaves
     saving, store = made.engine.prefix.saving, made.engine.prefix.store
-    made.engine.prefix.idle()
+    made.engine.prefix.saving.one()
     store.clear([MINE])  # its first page is evicted
     page = None
     for at in (0, 64):

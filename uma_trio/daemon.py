@@ -273,9 +273,9 @@ class _Daemon:
 
     async def _let_model_go(self, deployment: Deployment) -> None:
         """Compute a model no more; it is in no thread's hands when this returns."""
-        saving = deployment.engine.prefix.saving
+        cells = deployment.engine.cells
         with trio.move_on_after(_SAVE_S):
-            while saving.due:  # noqa: ASYNC110 - the compute thread saves between ticks, and tells nobody
+            while cells.is_saving:  # noqa: ASYNC110 - the compute thread saves between ticks, and tells nobody
                 await trio.sleep(_LOOK_S)
         if deployment not in self._deployments:
             return  # its engine has died meanwhile

@@ -99,7 +99,7 @@ class Deployment:
 
     def prefixes(self) -> KeptPrefixes | None:
         """Return its saved prefixes, for when it is loaded again; None if there are none. The engine has to have ended."""
-        store = self.engine.prefix.store
+        store = self.engine.cells.store
         return KeptPrefixes(identity_of(self.backend), store) if store.n_pages else None
 
     def remember(self) -> None:

@@ -94,6 +94,16 @@ class Cells:
         """How many cells a decode spans, whosever they are; 0 if none, or if that is not known."""
         return self._backend.kv_high_water()
 
+    @property
+    def store(self) -> PageStore:
+        """The saved pages, which may outlive the model."""
+        return self.prefix.store
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a prefix is yet to be saved."""
+        return self.prefix.saving.due
+
     def figures(self) -> PrefixFigures | None:
         """Return the counters of the prefix cache; None if it is off."""
         return self.prefix.figures() if self.prefix.on else None

@@ -12,7 +12,6 @@ Leaves are saved in slices, and leave the KV cache when they cost more than thei
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 
@@ -270,10 +269,6 @@ class PrefixCache:
 
     def _next_blocked(self) -> _Blocked | None:
         return next((blocked for blocked in self.blocked.values() if blocked.leader is None), None)
-
-    def idle(self, most_s: float = math.inf) -> bool:
-        """Save one page while nothing is computed; False if no page takes at most `most_s`."""
-        return self.on and self.saving.one(most_s)
 
     def _follow(self, blocked: _Blocked, running: Mapping[int, Sequence]) -> None:
         """Fork as soon as the leader has computed what is shared, or will not."""
