@@ -405,7 +405,7 @@ def test_a_request_that_waits_for_its_cells_is_work(monkeypatch: pytest.MonkeyPa
     """They are restored between ticks, so that a tick has to be asked for."""
     engine = Streams(2).engines[0]
     assert not engine.claim(0.0).works
-    monkeypatch.setattr(type(engine.cells), "held", property(lambda _cells: {1}))
+    monkeypatch.setattr(type(engine.cells), "blocked", property(lambda _cells: {1}))
     assert engine.claim(0.0).works
 
 
