@@ -47,7 +47,7 @@ ALLOWED = {
     "uma_trio.costing": {
         *("attrs", "numpy", "msgspec"),
         *("uma_trio.backend.base", "uma_trio.machine", "uma_trio.policy", "uma_trio.telemetry"),
-        *("uma_trio.backend.attention", "uma_trio.backend.polite"),
+        *("uma_trio.backend.attention", "uma_trio.backend.needs", "uma_trio.backend.polite"),
     },
     "uma_trio.policy": {"attrs", "numpy", "uma_trio.words", "uma_trio.spelling"},
     "uma_trio.policy.portable": {"attrs", "cattrs", "msgspec"},

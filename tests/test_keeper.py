@@ -196,6 +196,25 @@ async def test_who_never_fits_is_refused_with_the_sum(
         assert refused.value.code == "E_MODEL_001"
 
 
+async def test_memory_of_a_gpu_is_made_room_in(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """As that of the machine; who never fits there is refused with the sum."""
+    async with shelf(monkeypatch, 64 * GIB) as models:
+        needs = Needs(4096, own=GIB, mapped=0, kv=0, compute=0, device=3 * GIB)
+        monkeypatch.setattr(trial, "estimate", lambda _config: Estimate(needs, needs))
+        gpu = 4 * GIB
+        monkeypatch.setattr(room, "free_device_memory", lambda: gpu - 3 * GIB * len(models.loaded))
+        await models.ask("a")
+        await trio.sleep(SWAP_AFTER_S)
+        assert await models.ask("b") == "b"
+        assert models.loaded == ["b"]
+        gpu = 2 * GIB
+        await models.keeper.unload(models.entry("b"))
+        with pytest.raises(Refusal, match="3,072 MiB on the GPU, and 2,048 MiB are free there"):
+            await models.ask("a")
+
+
 async def test_a_pinned_model_makes_room_for_nobody(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

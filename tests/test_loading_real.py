@@ -118,6 +118,7 @@ async def test_a_trial_that_is_killed_ends_its_own_request_only(
     models = f"  one: {bundled_model()}\n  two: {{model: {bundled_model()}, load: on-demand}}\n"
     async with served(tmp_path, models) as port:
         with monkeypatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no trial is remembered
             patch.setattr(llama_probe.subprocess, "run", killed)
             status, _ = await asked(port, "POST", "/v1/completions", {**ASK, "model": "two"})
         assert status == 503

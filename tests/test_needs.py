@@ -9,6 +9,7 @@ from attrs import evolve
 
 from models.synthetic import PRESETS, write_model
 from uma_trio import wiring
+from uma_trio.backend import llama_probe
 from uma_trio.backend._llama_breakdown import breakdown
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.llama import LlamaBackend
@@ -38,6 +39,51 @@ def line() -> Estimate:
 def test_the_largest_context_is_told_by_what_is_free(room: int, cells: int) -> None:
     """Between two sums on the line between them; never more than was tried."""
     assert line().largest_context(room * MIB) == cells
+
+
+def test_no_context_is_named_that_the_model_was_not_trained_for() -> None:
+    """Also where a larger one is asked for, and would fit."""
+    found = evolve(line(), trained=2048)
+    assert found.largest_context(900 * MIB) == found.largest_context(160 * MIB) == 2048
+    assert found.largest_context(102 * MIB) == 256
+    assert "set n_ctx to 2048 at most" in found.refusal(139 * MIB)
+
+
+def test_a_file_is_tried_once_until_it_or_its_settings_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that holds nonsense is written anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tries: list[int] = []
+    real = llama_probe.estimate
+
+    def counted(path: Path, question: Question) -> Estimate:
+        tries.append(question.n_ctx)
+        return real(path, question)
+
+    monkeypatch.setattr(llama_probe, "estimate", counted)
+    path = write_model(tmp_path / "model.gguf", PRESETS["tiny"])
+    config = Config(model=path, n_ctx=1024)
+    first = wiring.estimate(config)
+    assert wiring.estimate(config) == first
+    assert first.trained > 0
+    assert tries == [1024]
+    wiring.estimate(evolve(config, n_ctx=512))
+    path.write_bytes(path.read_bytes())
+    wiring.estimate(config)
+    assert tries == [1024, 512, 1024]
+    for kept in (tmp_path / "cache" / "uma-trio" / "cost").glob("needs-*"):
+        kept.write_text('{"needs": {"n_ctx": "x"}}')
+    assert wiring.estimate(config).needs.kv == first.needs.kv
+    assert len(tries) == 4
+
+
+def test_what_a_gpu_lacks_is_told_with_both_sums() -> None:
+    """And what takes less of it."""
+    much = evolve(needs(4096, 40), device=900 * MIB)
+    said = Estimate(much, much).refusal_of_devices(700 * MIB)
+    assert "900 MiB on the GPU, and 700 MiB are free there" in said
+    assert "gpu_layers" in said
 
 
 def test_a_refusal_has_the_sum_what_is_free_and_what_to_do() -> None:

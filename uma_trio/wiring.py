@@ -26,6 +26,9 @@ from uma_trio.config.options import Config
 from uma_trio.costing.attention import flash_as_recalled, flash_is_faster, recall
 from uma_trio.costing.calibrate import assume_looking_back
 from uma_trio.costing.copying import known_copies
+from uma_trio.costing.known_needs import needs_file
+from uma_trio.costing.known_needs import recall as recall_needs
+from uma_trio.costing.known_needs import remember as remember_needs
 from uma_trio.costing.measured import Neighbour, measured_cost
 from uma_trio.costing.neighbours import in_words
 from uma_trio.engine.planner import EngineSettings
@@ -101,13 +104,13 @@ def load_backend(
 
 
 def estimate(config: Config, *others: int) -> Estimate:
-    """Return what memory a model takes, tried in a process of its own, which takes about a second.
+    """Return what memory a model takes, tried in a process of its own, which takes about a second, or as was found before.
 
     Its curve has the smallest context, that of `config`, the longest that the model was trained for, and `others`.
     Raises :class:`ModelError` if it cannot be loaded.
     """
     from uma_trio.backend import llama_probe
-    from uma_trio.backend._llama_options import checked, subject
+    from uma_trio.backend._llama_options import checked, library_of_needs, subject
     from uma_trio.backend.gguf_header import read_header
 
     path = model_path(config)
@@ -128,7 +131,15 @@ def estimate(config: Config, *others: int) -> Estimate:
         mmap=config.mmap,
         others=tuple(n for n in (_LEAST_CONTEXT, longest, *others) if n > 0),
     )
-    return llama_probe.estimate(path, question)
+    build = library_of_needs(config.gpu_layers)
+    if not build:
+        return llama_probe.estimate(path, question)
+    kept = needs_file(header.parts, question, build)
+    found = recall_needs(kept)
+    if found is None:
+        found = llama_probe.estimate(path, question)
+        remember_needs(kept, found)
+    return found
 
 
 def _may_be_too_large(config: Config) -> bool:

@@ -251,6 +251,28 @@ def system_info() -> SystemInfo:
     )
 
 
+def free_device_memory() -> int | None:
+    """Return the bytes that are free on all GPUs together; None where there is none, or it is not said.
+
+    Asks the drivers: for a helper thread.
+    """
+    try:
+        get = freed("ggml_backend_dev_get", _void_p, ctypes.c_size_t)
+        kind = freed("ggml_backend_dev_type", ctypes.c_int, _void_p)
+        count = freed("ggml_backend_dev_count", ctypes.c_size_t)()
+        size = ctypes.POINTER(ctypes.c_size_t)
+        ask = freed("ggml_backend_dev_memory", None, _void_p, size, size)
+    except AttributeError:
+        return None
+    found: list[int] = []
+    for device in [get(index) for index in range(count)]:
+        if _KINDS.get(kind(device)) == "gpu":
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            ask(device, ctypes.byref(free), ctypes.byref(total))
+            found.append(free.value)
+    return sum(found) if found else None
+
+
 _KINDS: Final = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}
 
 

@@ -111,6 +111,17 @@ def subject(header: GgufHeader, kv_type: str, threads: int) -> Subject:
 
 
 @cache
+def library_of_needs(gpu_layers: int) -> str:
+    """Return what tells builds of llama.cpp apart that sum up memory; "" where it also depends on which GPUs there are."""
+    try:
+        build = current()
+    except LlamaRefused:
+        return ""
+    sizes = {file.name: file.stat().st_size for file in build.libraries.glob("*.so*")}
+    return f"{build.version} {sorted(sizes.items())}" if not build.gpu or gpu_layers == 0 else ""
+
+
+@cache
 def _library() -> str:
     """Return what tells builds of llama.cpp for a CPU apart: the version and the sizes of their files."""
     try:

@@ -71,7 +71,8 @@ def of_model(path: Path, question: Question) -> Estimate:
     sparing = FLASH_ON if wanted == "auto" and flash == FLASH_OFF else flash
     curve = tuple(trial.needs(n, sparing) for n in sorted({n_ctx, *question.others}))
     least = next(each for each in curve if each.n_ctx == n_ctx)
-    return Estimate(trial.needs(n_ctx, flash), least, curve)
+    trained = header.number("context_length")
+    return Estimate(trial.needs(n_ctx, flash), least, curve, trained)
 
 
 class _Trial:

@@ -33,7 +33,7 @@ def estimate(path: Path, question: Question) -> Estimate:
     """Return what a model that writes needs. Takes about a second. Raises ModelError if it cannot be loaded."""
     found = _asked(path, question)
     curve = tuple(Needs(**each) for each in found["curve"])
-    return Estimate(Needs(**found["needs"]), Needs(**found["least"]), curve)
+    return Estimate(Needs(**found["needs"]), Needs(**found["least"]), curve, found["trained"])
 
 
 def probe_adapter(path: Path, adapter: Path) -> None:

@@ -75,15 +75,19 @@ class Question:
 class Estimate:
     """`needs` as the model would be loaded now; `least` with flash attention, where that is left to the daemon.
 
-    `curve` are sums as `least` at other sizes of the context, in ascending order of `n_ctx`.
+    `curve` are sums as `least` at other sizes of the context, in ascending order of `n_ctx`. The model was `trained` for
+    so many tokens, 0 if that is not known.
     """
 
     needs: Needs
     least: Needs
     curve: tuple[Needs, ...] = ()
+    trained: int = 0
 
     def largest_context(self, room: int) -> int:
         """Return the most cells for which `room` bytes suffice, of those that were tried; 0 if there are none.
+
+        Never more than the model was trained for: longer texts get nonsense for an answer.
 
         Between two sums the need is at most on the line between them: the KV cache grows in proportion, and
         the buffers by the larger of several that do.
@@ -94,8 +98,11 @@ class Estimate:
             if above.total > room:
                 per_cell = (above.total - below.total) / (above.n_ctx - below.n_ctx)
                 cells = below.n_ctx + int((room - below.total) / per_cell)
-                return max(below.n_ctx, cells // _CELLS * _CELLS)
-        return self.curve[-1].n_ctx
+                cells = max(below.n_ctx, cells // _CELLS * _CELLS)
+                break
+        else:
+            cells = self.curve[-1].n_ctx
+        return min(cells, self.trained or cells)
 
     def refuse_beside(self, room: int) -> None:
         """Refuse to load beside a daemon that serves with the same model, where the memory does not allow both.
@@ -113,6 +120,13 @@ class Estimate:
                 " It serves on. `uma-trio service restart` loses no request either and needs no second copy;"
                 " without a service, stop it with `uma-trio stop` and start this one."
             )
+
+    def refusal_of_devices(self, room: int) -> str:
+        """Return why a model is refused that does not fit into the `room` bytes of the GPUs."""
+        return (
+            f"it needs {mib(self.least.device)} on the GPU, and {mib(room)} are free there. Unload a model, or have fewer "
+            "layers there (gpu_layers), a smaller n_ctx, or a smaller kv_type such as q8_0"
+        )
 
     def refusal(self, room: int) -> str:
         """Return why a model that does not fit is refused: the sum, what is free, and what to do."""

@@ -57,7 +57,7 @@ def models(
 
     NEEDS is the memory at the daemon's --n-ctx: weights, KV cache, buffers. FITS is the largest --n-ctx for which the free
     memory suffices, or what is wrong with the file. Each model is tried in a process of its own, which takes
-    about a second. Any NAME can be given to `uma-trio serve --model`.
+    about a second; what was found is kept until the file changes. Any NAME can be given to `uma-trio serve --model`.
     """
     config = settings.load({"model_dir": model_dir})
     rows = rows_of(models_here(config.model_dir, os.environ, Path.home()), config, _room())

@@ -80,15 +80,13 @@ class ModelRoom:
                     return variants
             if await self._estimated(given):
                 continue
-            need, free = needed.least.total, available_memory()
-            if free is None or need <= free:
+            lacks, refusal = await _lacking(needed)
+            if lacks is None:
                 return []
-            if any(each.state == "unloading" for each in given) or (
-                need <= free + sum(each.size for each in given)
-            ):
+            if any(each.state == "unloading" for each in given) or lacks(given) <= 0:
                 return given
             if not await self._drop_prefixes(but_for=entry):
-                raise NoRoom(needed.refusal(free))
+                raise NoRoom(refusal)
 
     async def _estimated(self, given: Sequence[Entry]) -> bool:
         """Find out what one more of these takes; False if that is known of all that are loaded."""
@@ -115,6 +113,29 @@ class ModelRoom:
             return True
         is_loaded = entry.state in ("loaded", "draining")
         return is_loaded and not entry.config.model_pin and self._may_go(entry)
+
+
+def free_device_memory() -> int | None:
+    """Return the bytes that are free on the GPUs; None if that is not known."""
+    from uma_trio.backend import _llama_lib  # takes a while, and tests do without
+
+    return _llama_lib.free_device_memory()
+
+
+async def _lacking(needed: Estimate) -> tuple[Callable[[Sequence[Entry]], int] | None, str]:
+    """Return what says how much is lacking once some models are gone, and why it is refused then; None if nothing is lacking."""
+    need, free = needed.least, available_memory()
+    if free is not None and (short := need.total - free) > 0:
+        return lambda gone: short - sum(each.size for each in gone), needed.refusal(free)
+    if need.device:
+        there = await trio.to_thread.run_sync(free_device_memory)
+        if there is not None and (lack := need.device - there) > 0:
+            return lambda gone: lack - sum(map(_on_device, gone)), needed.refusal_of_devices(there)
+    return None, ""
+
+
+def _on_device(entry: Entry) -> int:
+    return 0 if entry.estimate is None else entry.estimate.least.device
 
 
 def patience_s(others: Sequence[Entry]) -> float:
