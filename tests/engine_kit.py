@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import count
 
 import numpy as np
@@ -11,17 +11,14 @@ from constraint_kit import Constraining, IdArray
 
 import uma_protocol
 from uma_trio.backend.base import Overlap, Traits, nothing
-from uma_trio.backend.encoder import EncoderModel
 from uma_trio.backend.fake import N_VOCAB, FakeBackend
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.drafts import Drafting
-from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
     Cancel,
     Credit,
-    EncoderKind,
     Explain,
     Finished,
     Inspect,
@@ -198,7 +195,6 @@ class Bench:
         masks: Masks = AT_ONCE,
         drafter: Drafting | None = None,
         readers_s: Callable[[], float] | None = None,
-        encoders: Mapping[EncoderKind, EncoderModel] | None = None,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -206,10 +202,6 @@ class Bench:
         self.inbox = Inbox(max_waiting, wake)
         self.metrics = Metrics()
         self.outlet = Outlet(lambda deliver: deliver())
-        self.encodings = {
-            kind: Encodings(model, lambda call: call(), self.clock, self.metrics.encoding)
-            for kind, model in (encoders or {}).items()
-        }
         self.engine = engine(
             self.backend,
             policy,
@@ -222,7 +214,6 @@ class Bench:
             masks=masks,
             drafter=drafter,
             readers_s=readers_s,
-            encoders=self.encodings,
         )
         self.handles = count(1)
 

@@ -28,6 +28,10 @@ class Clock:
         """Return the time."""
         return self.now
 
+    def passes(self, seconds: float) -> None:
+        """Let it pass."""
+        self.now += seconds
+
 
 class Machine(FakeBackend):
     """See the module. `noise` is asked for a factor at each decode.

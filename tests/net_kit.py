@@ -15,7 +15,7 @@ from typing import Any
 import trio
 from attrs import Factory, define, evolve, fields
 from engine_kit import Bench
-from inline_kit import Wakeup, run_inline
+from inline_kit import Wakeup, run_encoder_inline, run_inline
 
 import uma_protocol
 from uma_protocol import (
@@ -34,7 +34,10 @@ from uma_protocol import (
 )
 from uma_trio.backend.encoder import EncoderModel
 from uma_trio.backend.fake import FakeBackend, linear_cost
-from uma_trio.engine.messages import EncoderKind, StreamItem
+from uma_trio.engine.encoder_engine import EncoderEngine
+from uma_trio.engine.encoding import Encodings
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.messages import StreamItem
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Settings, Shared
@@ -280,7 +283,7 @@ class House:
         prefix_bytes: int = 0,
         policy: Policy = baseline,
         cost: CostModel | None = None,
-        encoders: Mapping[EncoderKind, EncoderModel] | None = None,
+        encoders: Mapping[str, EncoderModel] | None = None,
     ) -> None:
         self.nursery = nursery
         self.wakeup = Wakeup()
@@ -292,7 +295,6 @@ class House:
             clock=trio.current_time,
             wake=self.wakeup.set,
             settings=EngineSettings(prefix_bytes=prefix_bytes, cost=cost),
-            encoders=encoders,
         )
         self.recorder = Recorder()
         self.log = LogBook()
@@ -319,17 +321,32 @@ class House:
             run_blocking=run_blocking,
         )
         self.service.add(self.served)
-        service = self.service
-        service.embedders = {
-            kind: Embedder(
-                *(kind, model.info, model.vocabulary, self.bench.inbox, run_blocking),
-                *((model.info.name,), lambda: service.draining),
-            )
-            for kind, model in (encoders or {}).items()
-        }
+        self.encoders = [self._encoder(each, run_blocking) for each in (encoders or {}).values()]
         self.shared = Shared(settings=self.settings, service=self.service, log=self.log)
         self.server = Server(self.shared)
         self.clients: list[Client] = []
+
+    def _encoder(self, model: EncoderModel, run_blocking: RunBlocking) -> EncoderEngine:
+        """Serve an encoder, and return its engine."""
+        wakeup, clock = Wakeup(), trio.current_time
+        inbox = Inbox(256, wakeup.set)
+        post = lambda call: call()  # noqa: E731 - shorter than its name
+        info, n_vocab = model.info, model.vocabulary.n_vocab
+        served = ServedModel(
+            model=evolve(self.backend.model, n_embd=info.width, name=info.name),
+            slots=1,
+            bounds=Bounds(model=info.name, n_ctx_seq=info.n_ctx, n_vocab=n_vocab),
+            front_end=FrontEnd(model.vocabulary, None),
+            inbox=inbox,
+            telemetry=self.recorder,
+            run_blocking=run_blocking,
+            embedder=Embedder(info, model.vocabulary, inbox, run_blocking, info.name),
+        )
+        self.service.add(served)
+        queue = Encodings(model, post, clock, self.bench.metrics.encoding)
+        engine = EncoderEngine(queue, inbox, post, clock)
+        self.nursery.start_soon(run_encoder_inline, engine, wakeup)
+        return engine
 
     def connect(self) -> Client:
         """Return a new client of this daemon."""
@@ -363,7 +380,7 @@ class House:
         if self.log.faults:
             raise AssertionError(self.log.faults[0])
         registry = self.bench.engine.registry
-        if any(each.has_work for each in self.bench.encodings.values()):
+        if any(each.has_work for each in [one.queue for one in self.encoders]):
             raise AssertionError("a text is still to be encoded")
         if registry.running or registry.waiting or len(self.service.directory):
             raise AssertionError("a request is still there")
@@ -379,7 +396,7 @@ async def house(
     prefix_bytes: int = 0,
     policy: Policy = baseline,
     cost: CostModel | None = None,
-    encoders: Mapping[EncoderKind, EncoderModel] | None = None,
+    encoders: Mapping[str, EncoderModel] | None = None,
     **settings: Any,
 ) -> AsyncIterator[House]:
     """Run a daemon in virtual time; at the end the clients leave, and it must be idle.

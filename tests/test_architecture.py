@@ -174,7 +174,6 @@ PREFIX_ROOMS = {
 THREADS = {
     "uma_trio.backend._llama_parts",  # an encoder's step waits in a thread of its own between two parts
     "uma_trio.backend.polite",  # a thread has a niceness that it keeps
-    "uma_trio.backend.lazy_encoder",  # a helper thread loads and frees what the engine computes
     "uma_trio.engine.inbox",  # the engine sleeps on its door
     "uma_trio.engine.sampling.masks",  # helper threads find them, and the first one is waited for
     "uma_trio.telemetry.log",  # one line at a time

@@ -129,7 +129,7 @@ def test_documents_are_printed_best_first(where: Path) -> None:
         (["embed", "a", "--dimensions", "0"], "", 1, "at least 1"),
         (["embed", "a", "--file", "missing.txt"], "", 1, "missing.txt: No such file"),
         (["embed", "a", "--dimensions", "999"], "", 2, "at most 64"),
-        (["embed", "a", "--model", "other"], "", 2, "this daemon has embedder"),
+        (["embed", "a", "--model", "other"], "", 2, "this daemon serves embedder"),
         (["embed"], "short\n" * 300 + "long " * 200, 2, "Line 301 of standard input is too large"),
         (["rerank", "who?"], "", 1, "There is no document"),
         (["rerank", "", "a"], "", 1, "The query is empty"),

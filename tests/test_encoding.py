@@ -1,24 +1,21 @@
-"""Texts are encoded in turns by user, in small steps, and in the time that readers leave."""
+"""Texts are encoded in turns by user, in small steps; requests are told of; questions are answered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
-import pytest
-from encoder_kit import PART_S, FakeEncoder, info_of, vector_of
-from engine_kit import Bench
+from encoder_kit import PART_S, FakeEncoder, vector_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import IntArray
-from uma_trio.backend.fake import FakeBackend, linear_cost
-from uma_trio.engine.encoding import ENCODE_S, IDLE_TURNS, STEP_TOKENS, Encodings
-from uma_trio.engine.messages import Encode, Encoded, StopEncoding
-from uma_trio.engine.planner import EngineSettings
-from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.state import Contract
+from uma_trio.engine.encoder_engine import EncoderEngine
+from uma_trio.engine.encoding import STEP_TOKENS, Encodings
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.messages import Encode, Encoded, Explain, Inspect, Prefix, StopEncoding
+from uma_trio.engine.records import Wait
 
 
 def tokens(n: int, first: int = 0) -> IntArray:
@@ -31,7 +28,7 @@ def asked(
 ) -> Encode:
     """Return a request whose answer is kept; its shortest input is first."""
     order = sorted(range(len(inputs)), key=lambda at: len(inputs[at]), reverse=True)
-    return Encode(handle, "embed", user, inputs, order, answers.append)
+    return Encode(handle, user, inputs, order, answers.append)
 
 
 class Clock:
@@ -116,164 +113,96 @@ def test_who_stops_has_no_answer_and_its_step_is_given_up() -> None:
     assert (len(answers), model.dropped) == (1, 1)
 
 
-def test_a_part_that_is_longer_than_what_is_allowed_waits_until_enough_was_left() -> None:
-    """So a long input is computed beside readers, too, and the time is not exceeded over many ticks."""
-    model = FakeEncoder(part_s=0.010)
+def test_users_share_time_and_not_requests() -> None:
+    """Who was charged for a loading, or sent long texts, waits until others had as much."""
+    model = FakeEncoder()
+    encodings = queue(model)
+    order: list[int] = []
+    for handle, user, owes_s in ((1, "a", 0.0), (2, "b", 5.0), (3, "a", 0.0), (4, "c", 0.0)):
+        inputs = [tokens(20)] * 4
+        message = Encode(
+            *(handle, user, inputs, [3, 2, 1, 0]),
+            lambda _found, handle=handle: order.append(handle),  # type: ignore[misc]
+            owes_s=owes_s,
+        )
+        encodings.submit(message)
+    run(encodings)
+    assert order[-1] == 2
+    assert set(order[:2]) == {1, 4}
+
+
+def test_who_comes_back_has_no_claim_to_what_others_used() -> None:
+    """A user who was idle gets half from now on, and not all until it had as much."""
+    model = FakeEncoder()
+    encodings = queue(model)
+    late, busy = list[Encoded](), list[Encoded]()
+    encodings.submit(asked(busy, 1, [tokens(20)] * 200, user="busy"))
+    for _ in range(20):
+        encodings.advance(1.0)
+    encodings.submit(asked(late, 2, [tokens(20)] * 100, user="late"))
+    steps = len(model.steps)
+    while not late:
+        encodings.advance(1.0)
+    assert len(model.steps) - steps > 90
+
+
+def test_a_request_is_told_of_as_any_other_is() -> None:
+    """How much of it is computed, what it waits for, and how it ended."""
+    model = FakeEncoder()
     encodings = queue(model)
     answers = list[Encoded]()
-    encodings.submit(asked(answers, 1, [tokens(30)]))
-    encodings.advance(0.010)  # begins the step
-    for _ in range(3):
-        encodings.advance(0.003)
-    left = model._left
-    encodings.advance(0.003)
-    assert (left, model._left) == (29, 28)
-
-
-COST = CostModel(Staircase((1, 512), (0.02, 0.2)))
-
-
-def test_an_engine_encodes_between_the_ticks_of_a_reader_and_while_it_is_idle() -> None:
-    """Beside a stream the encoder has a part of each tick; the stream is the same as without it."""
-    alone = Bench(FakeBackend(cost=linear_cost(0.02, 0.0)))
-    _, expected = alone.submit("hello", 20)
-    alone.run()
-    model = FakeEncoder()
-    made = Bench(FakeBackend(cost=linear_cost(0.02, 0.0)), encoders={"embed": model})
-    answers = list[Encoded]()
-    _, sink = made.submit("hello", 20)
-    made.engine.tick()
-    made.inbox.put(asked(answers, 1, [tokens(20)] * 16))
-    made.engine.tick()
-    made.engine.tick()
-    assert model.steps
-    made.run()
-    while made.engine.aside():
-        pass
-    assert sink.tokens == expected.tokens
-    assert answers[0].vectors is not None
-    assert made.metrics.values()["encoded_inputs_total"] == 16
-
-
-class Time:
-    """Passes by computing only."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-    def passes(self, seconds: float) -> None:
-        """Let it pass."""
-        self.now += seconds
-
-
-READING_S = 0.040
-
-
-def tick(time: Time, bench: Bench) -> None:
-    """Let the engine compute a tick, which takes its time."""
-    made = bench.engine.next_tick()
-    assert made is not None
-    status = bench.engine.compute(made)
-    time.passes(bench.backend.last_cost_s)
-    bench.engine.finish(made, status)
-
-
-def timed(tick_s: float) -> tuple[Time, Bench]:
-    """Return an engine whose ticks of a reader take so long, by its cost model, too; parts of texts take 1 ms."""
-    time = Time()
-    cost = CostModel(Staircase((1, 512), (tick_s, 10 * tick_s)))
-    bench = Bench(
-        FakeBackend(cost=linear_cost(tick_s, 0.0)),
-        clock=time,
-        settings=EngineSettings(
-            cost=cost, drafts=False, contract=Contract(reading_pace_s=READING_S)
-        ),
-        encoders={"embed": FakeEncoder(passes=time.passes)},
+    encodings.submit(asked(answers, 1, [tokens(40)] * 2, user="a"))
+    encodings.submit(asked(answers, 2, [tokens(40)], user="a"))
+    encodings.advance(PART_S)
+    (running,), (queued,) = encodings.reports(0.0, 9)
+    assert (running.handle, running.state, running.prompt_tokens) == (1, "prefill", 80)
+    assert (queued.handle, queued.state, queued.waits) == (
+        2,
+        "queued",
+        Wait("texts of others are computed", (1,)),
     )
-    return time, bench
-
-
-@pytest.mark.parametrize(("length", "tick_s"), [(5, 0.010), (5, 0.018), (40, 0.010), (40, 0.018)])
-def test_beside_one_reader_texts_have_half_of_the_machine(length: int, tick_s: float) -> None:
-    """Of short and of long ones as many are encoded in a second as half of those alone; no token is late."""
-    time, bench = timed(tick_s)
-    bench.submit("hello", 500)
-    bench.inbox.put(asked([], 1, [tokens(length)] * 4000))
-    shown = []
-    for _ in range(100):
-        tick(time, bench)
-        shown.append(time.now)
-    gaps = [later - sooner for sooner, later in pairwise(shown[20:])]
-    assert max(gaps) <= READING_S + 1e-9
-    assert bench.metrics.encoding.seconds >= 0.5 * time.now
-
-
-def test_beside_a_reader_and_a_prompt_texts_leave_half_of_the_spare_time() -> None:
-    """What no reader misses is for the ticks of other requests, too."""
-    spent = []
-    for other in (False, True):
-        time, bench = timed(0.010)
-        bench.submit("hello", 500)
-        if other:
-            bench.submit("hello", 500, lane="background")
-        for _ in range(3):
-            tick(time, bench)
-        bench.inbox.put(asked([], 1, [tokens(40)] * 400))
-        tick(time, bench)
-        spent.append(bench.metrics.encoding.seconds)
-    assert 0 < spent[1] < 0.7 * spent[0]
-
-
-def test_while_nothing_else_is_computed_a_turn_is_long_until_a_message_comes() -> None:
-    """A turn of the engine costs what a vector could have; who comes waits for one look at most."""
-    time, bench = timed(0.010)
-    bench.inbox.put(asked([], 1, [tokens(40)] * 400))
-    bench.engine.tick()
-    bell, began = bench.inbox.bell, time.now
-    bell.rang = False
-    bench.engine.aside()
-    assert time.now - began == pytest.approx(IDLE_TURNS * ENCODE_S)
-    bell.ring()
-    began = time.now
-    bench.engine.aside()
-    assert time.now - began == pytest.approx(ENCODE_S)
-
-
-def test_a_turn_is_short_where_readers_of_another_model_wait() -> None:
-    """It ends when their tick is due."""
-    time, bench = timed(0.010)
-    bench.inbox.put(asked([], 1, [tokens(40)] * 400))
-    bench.engine.tick()
-    bench.inbox.bell.rang = False
-    bench.engine.limit(2 * ENCODE_S)
-    began = time.now
-    bench.engine.aside()
-    assert time.now - began == pytest.approx(2 * ENCODE_S)
-
-
-def test_a_request_that_stops_leaves_the_engine() -> None:
-    """Its messages arrive in order."""
-    model = FakeEncoder()
-    made = Bench(encoders={"embed": model})
-    answers = list[Encoded]()
-    made.inbox.put(asked(answers, 1, [tokens(20)]))
-    made.inbox.put(StopEncoding(1, "embed"))
-    made.engine.tick()
-    assert not made.engine.aside()
-    assert not answers
+    encodings.advance(1.0)
+    assert encodings.reports(0.0, 9)[0][0].computed_tokens == 40
+    encodings.cancel(2)
+    run(encodings)
+    states = {each.handle: (each.state, each.prefill.tokens) for each in encodings.records(None)}
+    assert states == {1: ("stop", 80), 2: ("cancelled", 0)}
+    assert [each.handle for each in encodings.records(2)] == [2]
 
 
 def test_an_engine_that_ends_tells_who_waits_for_a_vector() -> None:
     """Also who was not taken in yet."""
-    model = FakeEncoder(info_of())
-    made = Bench(encoders={"embed": model})
+    inbox = Inbox(9)
+    engine = EncoderEngine(queue(FakeEncoder()), inbox, lambda call: call(), Clock())
     first, second = list[Encoded](), list[Encoded]()
-    made.inbox.put(asked(first, 1, [tokens(20)]))
-    made.engine.tick()
-    made.inbox.put(asked(second, 2, [tokens(20)]))
-    made.engine.fail_all("E_RUNTIME_004", "the engine has stopped")
+    inbox.put(asked(first, 1, [tokens(20)]))
+    engine.claim(0.0)
+    inbox.put(asked(second, 2, [tokens(20)]))
+    engine.fail_all("E_RUNTIME_004", "the engine has stopped")
     assert [each[0].code for each in (first, second)] == ["E_RUNTIME_004"] * 2
+
+
+def test_a_request_that_stops_leaves_the_engine() -> None:
+    """Its messages arrive in order."""
+    inbox = Inbox(9)
+    engine = EncoderEngine(queue(FakeEncoder()), inbox, lambda call: call(), Clock())
+    answers = list[Encoded]()
+    inbox.put(asked(answers, 1, [tokens(20)]))
+    inbox.put(StopEncoding(1))
+    assert not engine.claim(0.0).works
+    assert not answers
+
+
+def test_questions_to_an_encoder_are_answered() -> None:
+    """The same ones as to an engine that writes: nothing is cached by it."""
+    inbox, found = Inbox(9), list[Any]()
+    engine = EncoderEngine(queue(FakeEncoder()), inbox, lambda call: call(), Clock())
+    inbox.put(asked([], 7, [tokens(20)]))
+    inbox.put(Inspect(found.append, -1))
+    inbox.put(Explain(found.append, None, 5))
+    inbox.put(Prefix(found.append, lambda _namespace: True))
+    engine.publish()
+    snapshot, recorded, prefixes = found
+    assert [each.handle for each in snapshot.requests] == [7]
+    assert [each.handle for each in recorded.requests] == [7]
+    assert (prefixes.budget, prefixes.namespaces) == (0, ())

@@ -88,7 +88,7 @@ async def shelf(
     names = ("a", "b", "c")
     base = evolve(Config(load="on-demand", model_ttl_s=ttl_s), **changes)
     entries = [Entry(evolve(base, alias=(name,))) for name in names]
-    service = SimpleNamespace(removed=[], embedders={})
+    service = SimpleNamespace(removed=[])
     service.remove = service.removed.append
     service.keep_records = no_records
     made: Any = None
@@ -96,14 +96,17 @@ async def shelf(
     def deploy(entry: Entry, loaded: Any) -> Any:
         name = loaded.config.alias[0]
         bounds = SimpleNamespace(model=name)
-        served = SimpleNamespace(bounds=bounds, names=(name,), uses=Uses(), retire=lambda: None)
+        served = SimpleNamespace(
+            bounds=bounds,
+            names=(name,),
+            uses=Uses(),
+            retire=lambda: None,
+            model=SimpleNamespace(weight_bytes=2 * GIB, cell_bytes=0),
+        )
         return SimpleNamespace(
             served=served,
             name=name,
-            backend=SimpleNamespace(
-                variant=lambda _adapters: None,
-                model=SimpleNamespace(weight_bytes=2 * GIB, cell_bytes=0),
-            ),
+            backend=SimpleNamespace(variant=lambda _adapters: None),
             as_neighbour=lambda: None,
             prefixes=lambda: None,
         )

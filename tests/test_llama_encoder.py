@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,17 @@ import pytest
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 
+
 from models.encoders import EncoderShape, write_encoder
 from models.synthetic import PRESETS, write_model
 from uma_trio import wiring_encoders
 from uma_trio.backend.base import FloatArray, IntArray, ModelError
-from uma_trio.backend.lazy_encoder import LazyEncoder
 from uma_trio.backend.llama_encoder import LlamaEncoder
 from uma_trio.backend.llama_probe import probe
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
-from uma_trio.wiring_encoders import encoders_loaded
+from uma_trio.wiring import gives_of
+from uma_trio.wiring_encoders import load_encoder
 
 pytestmark = pytest.mark.real
 
@@ -276,42 +278,30 @@ def test_a_file_that_ends_llama_cpps_process_is_an_error(folder: Path) -> None:
         probe(path)
 
 
-def test_the_options_name_encoders_of_their_kind(folder: Path) -> None:
-    """One of the other kind is refused with the flag for it, before anything is served."""
-    embeds = write_encoder(folder / "embeds.gguf")
-    ranks = write_encoder(folder / "ranks.gguf", EncoderShape(pooling="rank"))
-    config = Config(embedding_model=embeds, rerank_model=ranks, threads=1)
-    with encoders_loaded(config) as found:
-        assert [each.info.ranks for each in found.values()] == [False, True]
-    with pytest.raises(ConfigError, match="use --rerank-model"):
-        encoders_loaded(Config(embedding_model=ranks, threads=1)).__enter__()
+@pytest.mark.parametrize(
+    ("shape", "gives"),
+    [
+        (EncoderShape(), "vectors"),
+        (EncoderShape(pooling="rank"), "scores"),
+        (CAUSAL, "vectors"),
+        (EncoderShape(causal=True, pooling="rank"), "scores"),
+    ],
+)
+def test_the_file_says_what_a_model_gives(folder: Path, shape: EncoderShape, gives: str) -> None:
+    """Whichever option it is named by; one that is named as another kind is refused with the flag for it."""
+    path = write_encoder(folder / "model.gguf", shape)
+    assert gives_of(Config(model=path)) == gives
+    other = "rerank_model" if gives == "vectors" else "embedding_model"
+    (_, asked) = Config(**{other: path}).each()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="use --"):
+        gives_of(asked)
 
 
-def test_with_a_ttl_weights_are_loaded_when_they_are_needed(folder: Path) -> None:
-    """What is known of the model, its vocabulary and its vectors are those of one that stays."""
-    path = write_encoder(folder / "embeds.gguf")
-    stays = LlamaEncoder.load(path, threads=1)
-    with encoders_loaded(Config(embedding_model=path, encoder_ttl_s=60.0, threads=1)) as found:
-        lazy = found["embed"]
-        assert isinstance(lazy, LazyEncoder)
-        assert (lazy.is_loaded, lazy.info) == (False, stays.info)
-        inputs = texts(stays, "a fox")
-        assert np.array_equal(
-            lazy.vocabulary.tokenize("a fox", add_special=True, parse_special=False), inputs[0]
-        )
-        for _ in range(2):
-            lazy.load()
-            lazy.begin(inputs)
-            assert np.array_equal(lazy.advance(math.inf), computed(stays, inputs)[0])
-            assert lazy.unload()
-    stays.close()
-
-
-def test_an_encoder_that_does_not_fit_is_refused_with_the_sum(
+async def test_an_encoder_that_does_not_fit_is_refused_with_the_sum(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a byte of it is loaded."""
     monkeypatch.setattr(wiring_encoders, "available_memory", lambda: 1000)
-    config = Config(embedding_model=write_encoder(folder / "embeds.gguf"), threads=1)
-    with pytest.raises(ModelError, match="MiB are free"):
-        encoders_loaded(config).__enter__()
+    config = Config(model=write_encoder(folder / "embeds.gguf"), threads=1)
+    with ExitStack() as held, pytest.raises(ModelError, match="MiB are free"):
+        await load_encoder(config, held, None)

@@ -112,8 +112,8 @@ async def test_documents_come_best_first(autojump_clock: MockClock) -> None:
             "input[1] is too large: it has 49 tokens",
         ),
         (Embed(id="a", dimensions=5, input=("a",)), "E_PROTO_003", "at most 4"),
-        (Embed(id="a", model="other", input=("a",)), "E_MODEL_002", "this daemon has embedder"),
-        (Rerank(id="a", model="x", query="q", documents=("a",)), "E_MODEL_002", "has ranker"),
+        (Embed(id="a", model="other", input=("a",)), "E_MODEL_002", "this daemon serves embedder"),
+        (Rerank(id="a", model="x", query="q", documents=("a",)), "E_MODEL_002", "serves ranker"),
         (Rerank(id="a", query="q" * N_CTX, documents=("a",)), "E_LIMIT_004", "query is too large"),
     ],
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from machine_kit import Clock, Machine
 
 from uma_trio.backend.base import BackendDied, IntArray, Overlap, nothing
 from uma_trio.engine.compute import ComputeTask
+from uma_trio.engine.encoder_engine import LOOK_S, LOOKS, EncoderEngine
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
@@ -128,15 +130,13 @@ class Streams:
         self.clock = Clock()
         bell = Doze(self._sleeps)
         self.compute = ComputeTask(bell, self.clock, self._died)
-        self.engines, self.machines, self.encodings = [], [], list[Encodings]()
+        self.engines, self.machines = [], []
         self.deaths: list[Exception] = []
         self.raises = True  # what an engine raised
         for index in range(n):
             cost = truth.times(slower) if index == n - 1 else truth
             machine = Machine(cost, self.clock, parts=parts if index == n - 1 else 1)
             machine.limits = evolve(machine.limits, n_rows=40)  # some are for drafts
-            encodings = Encodings(FakeEncoder(), lambda call: call(), self.clock)
-            self.encodings.append(encodings)
             engine = Engine(
                 *(machine, deadline, Inbox(99, bell=bell), Outlet(lambda deliver: deliver())),
                 *(Metrics(), self.clock),
@@ -145,12 +145,34 @@ class Streams:
                     contract=Contract(reading_pace_s=STEP_S, paid_drafts=drafts),
                     drafts=drafts,
                 ),
-                encoders={"embed": encodings},
             )
             self.machines.append(machine)
             self.engines.append(engine)
             self.compute.add(engine)
         self._handles = 0
+
+    def encoder(self, **options: Any) -> EncoderEngine:
+        """Let an encoder be computed, too; return its engine."""
+        model = FakeEncoder(passes=self.clock.passes, **options)
+        queue = Encodings(model, lambda call: call(), self.clock)
+        inbox = Inbox(99, bell=self.engines[0].inbox.bell)
+        engine = EncoderEngine(queue, inbox, lambda call: call(), self.clock)
+        self.compute.add(engine)
+        return engine
+
+    def encode(self, engine: EncoderEngine, lengths: Sequence[int], user: str = "u") -> list[float]:
+        """Ask for vectors; return a list that gets the time at which they are there."""
+        self._handles += 1
+        answered: list[float] = []
+        order = list(reversed(range(len(lengths))))
+        engine.inbox.put(
+            Encode(
+                *(self._handles, user, [tokens(n) for n in lengths], order),
+                lambda _found: answered.append(self.clock.now),
+                self.clock.now,
+            )
+        )
+        return answered
 
     def ask(self, model: int, n_prompt: int, n: int, lane: Lane = "interactive") -> Timed:
         """Submit a request; return its stream."""
@@ -362,19 +384,93 @@ def test_what_another_model_computed_is_not_learnt_as_this_ones_time() -> None:
 
 
 def test_texts_are_encoded_while_another_model_is_read() -> None:
-    """The model that they are encoded beside has nothing else to compute."""
-    streams = Streams(2)
-    encodings, answers = streams.encodings[0], list[float]()
-    reader = streams.ask(1, 8, 60)
-    encodings.submit(
-        Encode(
-            *(1, "embed", "u", [tokens(8)] * 3, [2, 1, 0]),
-            lambda _found: answers.append(streams.clock.now),
-        )
-    )
+    """In the time that the reader leaves: its tokens come a step apart, and no later."""
+    streams = Streams(1)
+    encoder = streams.encoder()
+    reader = streams.ask(0, 8, 60)
+    answered = streams.encode(encoder, [40] * 40)
     streams.run()
-    assert answers[0] < reader.times[-1]
-    assert max(reader.gaps) <= STEP_S
+    assert answered[0] < reader.times[-1]
+    assert max(reader.gaps) <= STEP_S + 1e-9
+
+
+@pytest.mark.parametrize(("length", "slower"), [(5, 1.0), (5, 1.8), (40, 1.0), (40, 1.8)])
+def test_beside_one_reader_texts_have_half_of_the_machine(length: int, slower: float) -> None:
+    """Of short and of long ones as many are encoded in a second as half of those alone; no token is late."""
+    streams = Streams(1, slower=slower)
+    encoder = streams.encoder()
+    reader = streams.ask(0, 8, 100)
+    streams.encode(encoder, [length] * (20_000 // length))
+    streams.run()
+    shown_s = reader.times[-1] - reader.times[20]
+    assert shown_s <= 80 * STEP_S
+    assert encoder.queue.figures.seconds >= 0.5 * reader.times[-1]
+
+
+def test_texts_leave_half_of_the_machine_to_an_answer_that_nobody_reads() -> None:
+    """Whoever of the two had less is next."""
+    streams = Streams(1)
+    encoder = streams.encoder()
+    answer = streams.ask(0, 8, 100, "background")
+    streams.encode(encoder, [40] * 500)
+    streams.run()
+    assert encoder.queue.figures.seconds == pytest.approx(20.0, abs=1e-6)
+    assert answer.times[-1] == pytest.approx(2.0, rel=0.15)
+
+
+def test_while_nothing_else_is_computed_a_turn_is_long_until_a_message_comes() -> None:
+    """A turn costs what a vector could have; who comes waits for one look at most."""
+    streams = Streams(1)
+    encoder, clock = streams.encoder(), streams.clock
+    streams.encode(encoder, [40] * 400)
+    bell, began = encoder.inbox.bell, clock.now
+    bell.rang = False
+    encoder.tick()
+    assert clock.now - began == pytest.approx(LOOKS * LOOK_S)
+    bell.ring()
+    began = clock.now
+    encoder.tick()
+    assert clock.now - began == pytest.approx(LOOK_S)
+
+
+def test_a_turn_is_short_where_readers_of_another_model_wait() -> None:
+    """It ends when their tick is due."""
+    streams = Streams(1)
+    encoder, clock = streams.encoder(), streams.clock
+    streams.encode(encoder, [40] * 400)
+    encoder.inbox.bell.rang = False
+    encoder.limit(1.5 * LOOK_S, leads=False)
+    began = clock.now
+    encoder.tick()
+    assert clock.now - began == pytest.approx(1.5 * LOOK_S, abs=1.1e-3)
+
+
+def test_a_long_part_is_computed_however_little_time_readers_leave() -> None:
+    """It has the part of the machine that work has which nobody reads."""
+    streams = Streams(1, slower=3.0)  # of a step of 40 ms they leave none
+    encoder = streams.encoder(part_s=0.030)
+    reader = streams.ask(0, 8, 300)
+    answered = streams.encode(encoder, [8])
+    streams.run()
+    assert answered[0] < reader.times[-1]
+
+
+def test_an_encoder_outlives_the_engine_of_another_model() -> None:
+    """What was asked of it is answered."""
+    streams = Streams(1)
+    streams.raises = False
+    encoder = streams.encoder()
+    reader = streams.ask(0, 8, 50)
+    answered = streams.encode(encoder, [40] * 100)
+
+    def breaks() -> None:
+        if len(reader.times) == 5:
+            raise BackendDied("told to")
+
+    streams.machines[0].noise = lambda: breaks() or 1.0  # type: ignore[func-returns-value]
+    streams.run()
+    assert len(streams.deaths) == 1
+    assert answered
 
 
 def test_nothing_is_kept_of_an_engine_that_has_left() -> None:

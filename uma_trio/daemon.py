@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,11 @@ from uma_trio.config.options import Config
 from uma_trio.config.settings import restated
 from uma_trio.deployment import Deployment, Loaded, Machine, deployed, load
 from uma_trio.engine.compute import ComputeTask
+from uma_trio.engine.computed import Computed
 from uma_trio.engine.inbox import Bell
-from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.task import EngineDied, bury, run_compute
-from uma_trio.keeper.entry import Entry
+from uma_trio.keeper.entry import AnyDeployment, Entry
 from uma_trio.keeper.keeper import Keeper
 from uma_trio.machine import files_needed, give_memory_back, tune_interpreter
 from uma_trio.net.server import Server
@@ -59,12 +59,18 @@ from uma_trio.wiring import (
     chat_template,
     check_adapters,
     chosen_policy,
+    gives_of,
     load_backend,
     net_settings,
     scorecard_file,
     unwritable,
 )
-from uma_trio.wiring_encoders import Encoders, embedders_of, encoders_loaded, queues_of
+from uma_trio.wiring_encoders import (
+    EncoderDeployment,
+    LoadedEncoder,
+    encoder_deployed,
+    load_encoder,
+)
 from uma_trio.wiring_http import http_server
 from uma_trio.wiring_shapes import warm_if_used
 from uma_trio.wiring_sockets import (
@@ -95,12 +101,12 @@ class ReadyInfo:
     """What is being served, once clients can connect.
 
     `others` is the part of the machine that other programs used when it was measured, 0 if it was quiet.
-    `model` is the default one of `models`, by their names.
+    `model` is the default one. `models` are those that write, by their names; without any there are no `limits`.
     """
 
     socket: str
     model: ModelFacts
-    limits: ContextLimits
+    limits: ContextLimits | None
     backend: str
     policy: str
     http: str | None = None
@@ -156,16 +162,18 @@ async def serve(
         table = held.enter_context(scorecard_file(config))
         loading = _both(supervisor.loading, on_progress)
         measuring = _both(supervisor.measuring, on_measuring)
-        entries, loaded = [Entry(each) for each in config.each()], []
-        read = partial(load_backend, beside_another=fronts is None, several=len(entries) > 1)
+        entries = _entries(config, backend)
         held.callback(_close_all, entries)
-        for index, entry in enumerate(entries):
-            if index and entry.config.load != "start":
-                continue
-            entry.held = held.enter_context(ExitStack())
-            made = await load(entry.config, entry.held, loading, measuring, backend, read=read)
-            loaded.append(made)
-        encoders = await trio.to_thread.run_sync(held.enter_context, encoders_loaded(config))
+        loaded: list[Loaded | LoadedEncoder] = []
+        several = sum(entry.gives == "text" for entry in entries) > 1
+        read = partial(load_backend, beside_another=fronts is None, several=several)
+        for entry in [one for n, one in enumerate(entries) if not n or one.config.load == "start"]:
+            own = entry.held = held.enter_context(ExitStack())
+            if entry.gives == "text":
+                made = await load(entry.config, own, loading, measuring, backend, read=read)
+                loaded.append(made)
+            else:
+                loaded.append(await load_encoder(entry.config, own, loading))
         taken: TakenSockets | None = None
         if fronts is None:
             taken = await take_over(str(config.socket))
@@ -173,10 +181,9 @@ async def serve(
             fronts = held.enter_context(fronts_taken(config, handed=handed))
         if taken is not None:
             held.enter_context(closing(taken))
-        daemon = _Daemon(
-            config, loaded, entries, policy, table, fronts, supervisor, token, encoders
-        )
-        tune_interpreter(overlaps=any(each.backend.traits.overlaps for each in loaded))
+        daemon = _Daemon(config, loaded, entries, policy, table, fronts, supervisor, token)
+        writers = [each for each in loaded if isinstance(each, Loaded)]
+        tune_interpreter(overlaps=any(each.backend.traits.overlaps for each in writers))
         with fronts.listen() as listener:
             await daemon.run(listener, on_ready, taken)
 
@@ -187,28 +194,29 @@ class _Daemon:
     def __init__(
         self,
         config: Config,
-        loaded: Sequence[Loaded],
+        loaded: Sequence[Loaded | LoadedEncoder],
         entries: list[Entry],
         policy: Policy,
         table: TableFile | None,
         fronts: Fronts,
         supervisor: Supervisor,
         token: str | None,
-        encoders: Encoders,
     ) -> None:
         self._supervisor, self._config = supervisor, config
         self._log = log.get("daemon")
-        metrics = Metrics()
+        self._metrics = metrics = Metrics()
         self._scorekeeper = ScoreKeeper(metrics, config.scorecard_interval_s, table)
         self._service = service = _service(metrics, config)
         self._presence = Presence(time.monotonic, service.directory)
-        self._deployments: list[Deployment] = []
-        self._gone: dict[Engine, trio.Event] = {}
+        self._deployments: list[AnyDeployment] = []
+        self._gone: dict[Computed, trio.Event] = {}
         entries[0].metrics = metrics
         started = [entry for entry in entries if entry.held is not None]
-        self._serve_models(zip(started, loaded, strict=True), self._make_machine(policy), encoders)
+        self._machine = self._make_machine(policy)
+        for entry, each in zip(started, loaded, strict=True):
+            entry.deployment = self._deploy(entry, each)
+            entry.state = "loaded"
         self._keep(entries)
-        self._first = self._deployments[0]
         self._server = Server(_shared(config, self._service), token=token)
         self._port, self._agent_port = fronts.port, fronts.agent
         self._http = None if fronts.port is None else http_server(config, self._service)
@@ -233,49 +241,51 @@ class _Daemon:
             floor=self._config.background_floor,
         )
         return Machine(
-            *(policy, bell, Outlet(post), in_threads(HELPERS), in_fair_threads()),
+            *(
+                policy,
+                bell,
+                Outlet(post),
+                in_threads(HELPERS),
+                in_fair_threads(),
+                in_threads(HELPERS),
+            ),
             readers_s=self._presence,
         )
 
-    def _serve_models(
-        self, loaded: Iterable[tuple[Entry, Loaded]], machine: Machine, encoders: Encoders
-    ) -> None:
-        """Wire the models; the encoders compute beside the first, whose metrics are the daemon's."""
-        service, self._machine = self._service, machine
-        for index, (entry, each) in enumerate(loaded):
-            entry.deployment = self._deploy(entry, each, {} if index else encoders)
-            entry.state = "loaded"
-        inbox = self._deployments[0].engine.inbox
-        service.embedders = embedders_of(self._config, encoders, inbox, lambda: service.draining)
-
-    def _deploy(self, entry: Entry, loaded: Loaded, encoders: Encoders) -> Deployment:
+    def _deploy(self, entry: Entry, loaded: Loaded | LoadedEncoder) -> AnyDeployment:
         """Wire a model, and have it served and computed from now on."""
         machine, metrics = self._machine, entry.metrics
-        queues = queues_of(encoders, machine.outlet, time.monotonic, metrics.encoding)
-        made = deployed(loaded, machine, metrics, queues, entry.prefixes)
+        made: AnyDeployment
+        if isinstance(loaded, Loaded):
+            made = deployed(loaded, machine, metrics, entry.prefixes)
+        else:
+            made = encoder_deployed(loaded, machine, metrics, self._metrics.encoding)
         self._deployments.append(made)
         entry.served_as = made.served.names  # another file may have another name
         self._service.add(made.served)
         self._compute.add(made.engine)
         return made
 
+    @property
+    def _writers(self) -> list[Deployment]:
+        return [each for each in self._deployments if isinstance(each, Deployment)]
+
     def _keep(self, entries: list[Entry]) -> None:
         """Make what loads and unloads models, where there are several."""
         self._keeper = Keeper(
             entries,
             self._service,
-            lambda entry, loaded: self._deploy(entry, loaded, {}),
+            self._deploy,
             self._let_model_go,
             self._compute.loading,
         )
         if len(self._keeper.entries) > 1:
             self._service.shelf = self._keeper
 
-    async def _let_model_go(self, deployment: Deployment) -> None:
+    async def _let_model_go(self, deployment: AnyDeployment) -> None:
         """Compute a model no more; it is in no thread's hands when this returns."""
-        cells = deployment.engine.cells
         with trio.move_on_after(_SAVE_S):
-            while cells.is_saving:  # noqa: ASYNC110 - the compute thread saves between ticks, and tells nobody
+            while deployment.saves:  # noqa: ASYNC110 - the compute thread saves between ticks, and tells nobody
                 await trio.sleep(_LOOK_S)
         if deployment not in self._deployments:
             return  # its engine has died meanwhile
@@ -287,7 +297,7 @@ class _Daemon:
         deployment.texts.close()
         deployment.remember()
 
-    def _is_gone(self, engine: Engine) -> None:
+    def _is_gone(self, engine: Computed) -> None:
         if engine in self._gone:
             self._gone[engine].set()
 
@@ -327,8 +337,6 @@ class _Daemon:
             nursery.start_soon(self._service.playout.run)
             nursery.start_soon(self._lag.run)
             nursery.start_soon(self._presence.run)
-            for embedder in self._service.embedders.values():
-                nursery.start_soon(embedder.unload_idle)
             nursery.start_soon(self._watch_name, listener)
             nursery.start_soon(self._show_life)
             await nursery.start(self._obey_signals, listener)
@@ -345,7 +353,6 @@ class _Daemon:
                         self._replacing = self._replaced_by_who_asks(listener)
                         await nursery.start(self._replacing.run)
                     info = self._ready_info(listener)
-                    del self._first  # it may be unloaded from here on
                     self._supervisor.ready(f"serving {info.model.name} on {info.socket}")
                     if on_ready is not None:
                         on_ready(info)
@@ -361,25 +368,31 @@ class _Daemon:
 
     async def _warm(self) -> None:
         """Prepare for shapes where they were used lately."""
-        for deployment in self._deployments:
+        for deployment in self._writers:
             await trio.to_thread.run_sync(warm_if_used, deployment.texts, abandon_on_cancel=True)
 
     def _ready_info(self, listener: Listeners) -> ReadyInfo:
-        backend = self._first.backend
-        limits = evolve(backend.limits, n_slots=self._config.parallel)
-        address = self._config.http_address
-        cost = self._first.engine.memory.cost
+        """Return what is served. Before the first client, so that nothing was unloaded."""
+        config, first = self._config, next(iter(self._writers), None)
+        address, cost, limits = config.http_address, None, None
+        if first is not None:
+            cost = first.engine.memory.cost
+            limits = evolve(first.backend.limits, n_slots=config.parallel)
         return ReadyInfo(
             socket=listener.path,
-            model=backend.model,
+            model=self._service.default.model,
             limits=limits,
-            backend=backend.description,
-            policy=self._config.policy,
+            backend=first.backend.description if first is not None else "",
+            policy=config.policy,
             http=None if address is None else address.url,
-            http_keys=self._config.http_key_file,
+            http_keys=config.http_key_file,
             others=0.0 if cost is None else cost.others,
-            models=tuple(served.bounds.model for served in self._service.models),
-            encoders=tuple(one.info for one in self._service.embedders.values()),
+            models=tuple(each.served.bounds.model for each in self._writers),
+            encoders=tuple(
+                each.encoder.info
+                for each in self._deployments
+                if isinstance(each, EncoderDeployment)
+            ),
         )
 
     async def _run_compute(self) -> None:
@@ -390,7 +403,7 @@ class _Daemon:
             for gone in self._gone.values():
                 gone.set()
 
-    def _bury(self, engine: Engine, error: Exception) -> None:
+    def _bury(self, engine: Computed, error: Exception) -> None:
         """End the requests of an engine that raised; without another one the daemon ends, too."""
         dead = next((one for one in self._deployments if one.engine is engine), None)
         if dead is None:  # it is being unloaded, and nobody waits for it
@@ -511,6 +524,13 @@ class _Daemon:
                 if self._replacing is None or not self._replacing.busy:
                     listener.close()  # else another daemon may have the names by now
                 os._exit(FORCED_EXIT)
+
+
+def _entries(config: Config, backend: Backend | None) -> list[Entry]:
+    """Return what is configured. A `backend` that is given writes. Raises :class:`ConfigError`."""
+    every = config.each()
+    given = () if backend is None else every[:1]
+    return [Entry(each, "text" if each in given else gives_of(each)) for each in every]
 
 
 def _close_all(entries: Sequence[Entry]) -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,10 +20,8 @@ from uma_trio.config.options import Config
 from uma_trio.costing.measured import Neighbour
 from uma_trio.costing.store import cost_file, remember
 from uma_trio.engine.cells import PageStore
-from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.messages import EncoderKind
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
@@ -63,13 +61,14 @@ class Loaded:
 
 @frozen(eq=False)
 class Machine:
-    """What all models of a daemon share. `readers_s` counts the seconds in which clients could be heard."""
+    """What all models of a daemon share. Texts to encode have helper threads of their own, `run_encoding`. `readers_s` counts the seconds in which clients could be heard."""
 
     policy: Policy
     bell: Bell
     outlet: Outlet
     run_blocking: RunBlocking
     run_compiling: RunFor
+    run_encoding: RunBlocking
     readers_s: Callable[[], float]
 
 
@@ -91,6 +90,11 @@ class Deployment:
     served: ServedModel
     texts: FrontEnd
     metrics: Metrics
+
+    @property
+    def saves(self) -> bool:
+        """Whether prefixes are to be saved before it is unloaded."""
+        return self.engine.cells.is_saving
 
     def as_neighbour(self) -> Neighbour | None:
         """Return what is known of the machine by this model, if anything is: to measure beside its readers is worse."""
@@ -144,10 +148,9 @@ def deployed(
     loaded: Loaded,
     machine: Machine,
     metrics: Metrics,
-    encoders: Mapping[EncoderKind, Encodings],
     kept: KeptPrefixes | None = None,
 ) -> Deployment:
-    """Wire a loaded model. `encoders` compute beside it. It begins with the prefixes that were `kept` if they are its own."""
+    """Wire a loaded model. It begins with the prefixes that were `kept` if they are its own."""
     config, backend = loaded.config, loaded.backend
     model = model_info(config, backend)
     describe(metrics, config, backend, machine.policy)
@@ -164,7 +167,6 @@ def deployed(
         recorder=loaded.recorder,
         masks=MaskThreads(),
         readers_s=machine.readers_s,
-        encoders=encoders,
         store=kept.store if kept is not None and kept.file == identity_of(backend) else None,
     )
     engine.refining.keep = lambda cost: _remember(backend, cost)

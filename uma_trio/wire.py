@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from uma_protocol import (
     CODES,
@@ -354,6 +354,9 @@ def memory_info(snapshots: Sequence[Snapshot]) -> MemoryInfo:
     )
 
 
+_ORDER: Final[Sequence[str]] = ("text", "vectors", "scores")
+
+
 def _is_hidden(service: Service, name: str) -> bool:
     entry = service.entry(name)
     return entry is not None and entry.hidden
@@ -361,9 +364,10 @@ def _is_hidden(service: Service, name: str) -> bool:
 
 def models_info(service: Service) -> tuple[ModelInfo, ...]:
     """Describe the models, those that write first."""
-    writers = (
+    loaded = (
         ModelInfo(
             name=served.bounds.model,
+            gives=served.gives,
             size_bytes=served.model.size_bytes,
             n_ctx=served.bounds.n_ctx_seq,
         )
@@ -377,22 +381,14 @@ def models_info(service: Service) -> tuple[ModelInfo, ...]:
             name=entry.names[0],
             state=entry.state,
             progress=round(entry.progress, 3),
+            gives=entry.gives,
             size_bytes=entry.size,
             n_ctx=entry.n_ctx,
         )
         for entry in absent
     )
-    encoders = (
-        ModelInfo(
-            name=one.names[0],
-            state="loaded" if one.is_loaded else "unloaded",
-            gives="scores" if one.info.ranks else "vectors",
-            size_bytes=one.info.size_bytes,
-            n_ctx=one.info.n_ctx,
-        )
-        for one in service.embedders.values()
-    )
-    return (*writers, *unloaded, *encoders)
+    every = (*loaded, *unloaded)
+    return tuple(sorted(every, key=lambda one: _ORDER.index(one.gives)))
 
 
 def prefixes_event(report: PrefixReport, user: str) -> Prefixes:

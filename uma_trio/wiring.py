@@ -54,7 +54,7 @@ from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replies.files import format_from
 from uma_trio.text.template import MAX_SOURCE, ChatTemplate
 from uma_trio.text.veil import Unrenderable
-from uma_trio.words import BY_BACKEND
+from uma_trio.words import BY_BACKEND, Gives
 
 Progress = Callable[[float], None]
 
@@ -103,6 +103,31 @@ def load_backend(
     )
 
 
+def gives_of(config: Config) -> Gives:
+    """Return what a model makes of texts, by what its file says; text if the file cannot be read.
+
+    Raises:
+        ConfigError: it was named as a model that gives something else.
+    """
+    from uma_trio.backend.encoder import gives_by
+    from uma_trio.backend.gguf_header import read_header
+
+    wanted = config.model_gives
+    try:
+        found = gives_by(read_header(model_path(config)))
+    except ModelError:
+        return wanted or "text"
+    if wanted is None or found == wanted:
+        return found
+    option = "embedding_model" if wanted == "vectors" else "rerank_model"
+    does, flag = {
+        "text": ("writes text", "--model"),
+        "vectors": ("makes vectors", "--embedding-model"),
+        "scores": ("ranks", "--rerank-model"),
+    }[found]
+    raise ConfigError(f"{config.source(option)} {config.model}: this model {does}; use {flag}")
+
+
 def estimate(config: Config, *others: int) -> Estimate:
     """Return what memory a model takes, tried in a process of its own, which takes about a second, or as was found before.
 
@@ -115,6 +140,9 @@ def estimate(config: Config, *others: int) -> Estimate:
 
     path = model_path(config)
     header = read_header(path)
+    if gives_of(config) != "text":
+        needs = llama_probe.probe(path)
+        return Estimate(needs, needs, (needs,))
     slots, threads = config.parallel + _scratch_slots(config), config.threads or physical_cores()
     kv_type = checked(
         header, n_ctx=config.n_ctx, n_slots=slots, threads=threads, kv_type=config.kv_type
@@ -295,7 +323,8 @@ def prefix_bytes(config: Config) -> int:
     """Return how much saved prompts of a model may take: what was asked for, or its part of a tenth of the memory."""
     if config.prefix_ram is not None:
         return config.prefix_ram
-    return min(total_memory() // 10, _MOST_PREFIX_BYTES) // len(config.each())
+    writers = sum(gives_of(each) == "text" for each in config.each())
+    return min(total_memory() // 10, _MOST_PREFIX_BYTES) // max(1, writers)
 
 
 def _traffic(model: ModelFacts) -> Traffic:
@@ -413,14 +442,19 @@ def bounds(config: Config, backend: Backend) -> Bounds:
     file = backend.model.name
     if config.is_variant:
         file = config.alias[0]  # that of the file is the model's without adapters
+    return bounds_of(config, (file,), backend.limits.n_ctx_seq, backend.model.n_vocab)
+
+
+def bounds_of(config: Config, files: Sequence[str], n_ctx_seq: int, n_vocab: int) -> Bounds:
+    """Put the options into the words of the service, for a model that is called so by its `files`."""
     asked = str(config.model) if config.model is not None else ""
     by_name = asked and not asked.endswith(".gguf") and not Path(asked).exists()
-    names = config.alias or ((asked,) if by_name else (file,))
+    names = config.alias or ((asked,) if by_name else files[:1])
     return Bounds(
         model=names[0],
-        aliases=tuple(dict.fromkeys([*names, file]))[1:],
-        n_ctx_seq=backend.limits.n_ctx_seq,
-        n_vocab=backend.model.n_vocab,
+        aliases=tuple(dict.fromkeys([*names, *files]))[1:],
+        n_ctx_seq=n_ctx_seq,
+        n_vocab=n_vocab,
         max_tokens=config.max_tokens,
         max_tokens_cap=config.max_tokens_cap,
     )

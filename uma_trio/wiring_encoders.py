@@ -1,134 +1,154 @@
-"""The models that make vectors and scores, made from the options. Who uses none never imports them."""
+"""The models that make vectors and scores: loaded, and wired as others are. Who uses none never imports llama.cpp for them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
-from uma_trio.backend.base import ModelError
+import trio
+from attrs import frozen
+
+from uma_trio import __version__
+from uma_trio.backend.base import ModelError, ModelFacts
+from uma_trio.backend.encoder import EncoderInfo, EncoderModel
 from uma_trio.backend.kv_memory import available_memory
-from uma_trio.backend.lazy_encoder import LazyEncoder
-from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
+from uma_trio.deployment import Machine
+from uma_trio.engine.encoder_engine import EncoderEngine
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.messages import EncoderKind
-from uma_trio.engine.outlet import Outlet
 from uma_trio.machine import physical_cores
 from uma_trio.service.embedding import Embedder
-from uma_trio.service.fair import HELPERS, in_threads
+from uma_trio.service.served import ServedModel
 from uma_trio.telemetry import log
 from uma_trio.telemetry.encoding import EncodingFigures
-from uma_trio.wiring import named_model
-
-if TYPE_CHECKING:
-    from uma_trio.backend.llama_encoder import LlamaEncoder
-    from uma_trio.backend.needs import Needs
-
-Encoders = Mapping[EncoderKind, "LlamaEncoder | LazyEncoder"]
-_OPTIONS: Final[Mapping[EncoderKind, str]] = {"embed": "embedding_model", "rank": "rerank_model"}
-_MIB: Final = 1 << 20
+from uma_trio.telemetry.metrics import Metrics
+from uma_trio.text.frontend import FrontEnd
+from uma_trio.wiring import Progress, bounds_of, estimate, model_path
 
 
-@contextmanager
-def encoders_loaded(config: Config) -> Iterator[Encoders]:
-    """Load the encoders that are configured, until the block ends.
+@frozen(eq=False)
+class LoadedEncoder:
+    """An encoder in memory."""
+
+    config: Config
+    encoder: EncoderModel
+
+
+@frozen(eq=False)
+class EncoderDeployment:
+    """One loaded encoder: its memory, its engine, and how front ends see it."""
+
+    config: Config
+    encoder: EncoderModel
+    engine: EncoderEngine
+    served: ServedModel
+    texts: FrontEnd
+    metrics: Metrics
+
+    @property
+    def saves(self) -> bool:
+        """Whether something is to be saved before it is unloaded."""
+        return False
+
+    def as_neighbour(self) -> None:
+        """Return that it tells nothing of how models compute which write."""
+
+    def prefixes(self) -> None:
+        """Return that nothing of it is kept."""
+
+    def remember(self) -> None:
+        """Do nothing: what its parts take is measured when it is loaded."""
+
+
+async def load_encoder(
+    config: Config, opened: ExitStack, on_loading: Progress | None, *, tried: bool = False
+) -> LoadedEncoder:
+    """Load an encoder in a thread; one that was not `tried` is first, in a process of its own.
+
+    It is closed with `opened`. Cancelled, it leaves a file that is being loaded to its thread.
 
     Raises:
-        ModelError: one cannot be loaded, or there is no memory for it.
-        ConfigError: it is of the other kind.
+        ModelError: it cannot be used, or there is no memory for it.
     """
-    with ExitStack() as held:
-        found: dict[EncoderKind, LlamaEncoder | LazyEncoder] = {}
-        for kind, option in _OPTIONS.items():
-            asked: Path | None = getattr(config, option)
-            if asked is not None:
-                encoder = found[kind] = _loaded(config, named_model(config, asked))
-                held.callback(encoder.close)
-                _check_kind(config, option, kind, encoder)
-        yield found
+    run = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
+    if not tried:
+        await run(_refuse_without_room, config)
+    encoder = await run(_loaded, config, on_loading)
+    opened.callback(encoder.close)
+    return LoadedEncoder(config, encoder)
 
 
-def queues_of(
-    encoders: Encoders, outlet: Outlet, clock: Callable[[], float], figures: EncodingFigures
-) -> Mapping[EncoderKind, Encodings]:
-    """Return the queue of each encoder."""
-    post = lambda call: outlet.deliver((), (call,))  # noqa: E731 - shorter than its name
-    return {kind: Encodings(encoder, post, clock, figures) for kind, encoder in encoders.items()}
+def encoder_deployed(
+    loaded: LoadedEncoder, machine: Machine, metrics: Metrics, figures: EncodingFigures
+) -> EncoderDeployment:
+    """Wire a loaded encoder; `figures` count for all encoders together."""
+    config, encoder = loaded.config, loaded.encoder
+    info, vocabulary = encoder.info, encoder.vocabulary
+    metrics.describe(
+        model=info.name,
+        backend="llama.cpp, an encoder on the CPU",
+        policy=config.policy,
+        version=__version__,
+        n_ctx=info.n_ctx,
+        n_slots=1,
+        latency_cap=None,
+    )
+    inbox = Inbox(config.max_queue, bell=machine.bell)
+    bounds = bounds_of(config, _names(info), info.n_ctx, vocabulary.n_vocab)
+    post = lambda call: machine.outlet.deliver((), (call,))  # noqa: E731 - shorter than its name
+    queue = Encodings(encoder, post, time.monotonic, figures)
+    texts = FrontEnd(vocabulary, None)
+    served = ServedModel(
+        model=_described(info, vocabulary.n_vocab),
+        slots=1,
+        bounds=bounds,
+        front_end=texts,
+        inbox=inbox,
+        telemetry=metrics,
+        run_blocking=machine.run_blocking,
+        embedder=Embedder(info, vocabulary, inbox, machine.run_encoding, bounds.model),
+    )
+    engine = EncoderEngine(queue, inbox, post, time.monotonic)
+    return EncoderDeployment(config, encoder, engine, served, texts, metrics)
 
 
-def embedders_of(
-    config: Config, encoders: Encoders, inbox: Inbox, draining: Callable[[], bool]
-) -> Mapping[str, Embedder]:
-    """Return the encoders as front ends see them. They share helper threads of their own."""
-    run_blocking = in_threads(HELPERS)
-    return {
-        kind: Embedder(
-            kind,
-            encoder.info,
-            encoder.vocabulary,
-            inbox,
-            run_blocking,
-            _names(getattr(config, _OPTIONS[kind]), encoder),
-            draining,
-            *(
-                (encoder, config.encoder_ttl_s or math.inf)
-                if isinstance(encoder, LazyEncoder)
-                else ()
-            ),
-        )
-        for kind, encoder in encoders.items()
-    }
+def _refuse_without_room(config: Config) -> None:
+    needed, free = estimate(config), available_memory()
+    if free is not None and needed.needs.total > free:
+        raise ModelError(f"{model_path(config)} does not fit: {needed.refusal(free)}.")
 
 
-def _loaded(config: Config, path: Path) -> LlamaEncoder | LazyEncoder:
-    """Return an encoder, with its weights, or what loads them when they are needed."""
-    from uma_trio.backend.llama_encoder import LlamaEncoder, known
-    from uma_trio.backend.llama_probe import probe
+def _loaded(config: Config, on_loading: Progress | None) -> EncoderModel:
+    from uma_trio.backend.llama_encoder import LlamaEncoder
 
-    needs = probe(path)
-    report = partial(_report, log.get("llama.cpp"))
-    threads = config.threads or physical_cores()
-
-    def make() -> LlamaEncoder:
-        _refuse_without_room(path, needs)
-        return LlamaEncoder.load(path, threads=threads, log=report)
-
-    return make() if config.encoder_ttl_s is None else LazyEncoder(*known(path), make)
+    report = log.get("llama.cpp")
+    return LlamaEncoder.load(
+        model_path(config),
+        threads=config.threads or physical_cores(),
+        log=lambda level, text: getattr(report, level)(text),
+        progress=on_loading,
+    )
 
 
-def _refuse_without_room(path: Path, needs: Needs) -> None:
-    free = available_memory()
-    if free is not None and needs.total > free:
-        raise ModelError(
-            f"{path} needs {needs.own // _MIB} MiB for weights and {(needs.compute + needs.kv) // _MIB} MiB to compute, "
-            f"and {free // _MIB} MiB are free; stop other programs, or choose a smaller quantisation."
-        )
+def _names(info: EncoderInfo) -> tuple[str, ...]:
+    """Return what an encoder is called by its file."""
+    return tuple(dict.fromkeys([Path(info.path).stem, info.name]))
 
 
-def _report(logger: object, level: str, text: str) -> None:
-    getattr(logger, level)(text)
-
-
-def _check_kind(
-    config: Config, option: str, kind: EncoderKind, encoder: LlamaEncoder | LazyEncoder
-) -> None:
-    ranks = kind == "rank"
-    if encoder.info.ranks != ranks:
-        does, flag = (
-            ("makes vectors", "--embedding-model") if ranks else ("ranks", "--rerank-model")
-        )
-        raise ConfigError(
-            f"{config.source(option)} {encoder.info.path}: this model {does}; use {flag}"
-        )
-
-
-def _names(asked: Path, encoder: LlamaEncoder | LazyEncoder) -> tuple[str, ...]:
-    """Return what requests may call an encoder: as it was asked for, its file, and what its file says."""
-    info = encoder.info
-    typed = () if str(asked).endswith(".gguf") else (str(asked),)
-    return tuple(dict.fromkeys([*typed, Path(info.path).stem, info.name]))
+def _described(info: EncoderInfo, n_vocab: int) -> ModelFacts:
+    return ModelFacts(
+        name=info.name,
+        description=info.description,
+        n_vocab=n_vocab,
+        n_ctx_train=info.n_ctx,
+        n_params=info.n_params,
+        size_bytes=info.size_bytes,
+        n_embd=info.width,
+        weight_bytes=info.size_bytes,
+        chat_template=None,
+        path=info.path,
+        metadata={"general.architecture": info.architecture} if info.architecture else {},
+    )

@@ -15,6 +15,9 @@ from typing import Final, Literal, get_args
 Lane = Literal["interactive", "background"]
 LANES: Final[tuple[Lane, ...]] = get_args(Lane)
 
+Gives = Literal["text", "vectors", "scores"]
+"""What a model makes of a text."""
+
 Awaits = Literal["tokens", "answer", "nothing"]
 AWAITS: Final[tuple[Awaits, ...]] = get_args(Awaits)
 

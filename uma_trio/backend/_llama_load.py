@@ -31,6 +31,28 @@ def load_model(
     progress: Progress | None = None,
     no_alloc: bool = False,
 ) -> ModelHandle:
+    """Load the weights of a model that writes, as :func:`read_weights`. Raises :class:`ModelError` if it does not."""
+    model = read_weights(
+        path,
+        mlock=mlock,
+        mmap=mmap,
+        gpu_layers=gpu_layers,
+        progress=progress,
+        no_alloc=no_alloc,
+    )
+    refuse_unsuitable(model.pointer, path)
+    return model
+
+
+def read_weights(
+    path: Path,
+    *,
+    mlock: bool = False,
+    mmap: bool = True,
+    gpu_layers: int,
+    progress: Progress | None = None,
+    no_alloc: bool = False,
+) -> ModelHandle:
     """Load the weights, or with `no_alloc` only what they are. What `progress` raises stops it and comes out here."""
     raised: list[BaseException] = []
 
@@ -63,9 +85,7 @@ def load_model(
             f"llama.cpp cannot load {path} ({reason}); download it again,"
             " or get it as a GGUF made for this version of llama.cpp."
         )
-    model = ModelHandle(int(pointer))
-    refuse_unsuitable(model.pointer, path)
-    return model
+    return ModelHandle(int(pointer))
 
 
 def make_context(

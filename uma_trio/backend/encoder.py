@@ -7,13 +7,16 @@ other work can be done between two of them. Everything here except the vocabular
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from attrs import frozen
 
 from uma_trio.backend.base import FloatArray, IntArray, Vocabulary
+from uma_trio.backend.gguf_header import GgufHeader
 
 Pooling = Literal["mean", "cls", "last", "rank"]
+_LAST: Final = 3  # LLAMA_POOLING_TYPE_* (include/llama.h)
+_RANK: Final = 4
 
 
 class EncodeFailed(Exception):
@@ -59,12 +62,29 @@ class EncoderInfo:
     max_inputs: int
     max_tokens: int
     labels: tuple[str, ...] = ()
+    architecture: str = ""
     pair: Pair = Pair()
 
     @property
     def ranks(self) -> bool:
         """Whether it compares a query with a document, in place of making vectors."""
         return self.pooling == "rank"
+
+
+def gives_by(header: GgufHeader) -> Literal["text", "vectors", "scores"]:
+    """Return what a model makes of texts, by what its file says of attention and pooling.
+
+    A causal model whose file names another pooling than the last token's is taken to write.
+    """
+    pooling = header.number("pooling_type", -1)
+    causal = header.number("attention.causal", 1) != 0 and not _is_encoder(header)
+    if pooling == _RANK:
+        return "scores"
+    return "vectors" if not causal or pooling == _LAST else "text"
+
+
+def _is_encoder(header: GgufHeader) -> bool:
+    return any(word in header.architecture for word in ("bert", "embed", "t5encoder"))
 
 
 class EncoderModel(Protocol):

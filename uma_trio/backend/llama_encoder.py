@@ -20,6 +20,7 @@ from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_beginning import KEPT, MOST, KeptPrefix
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import LogSink
+from uma_trio.backend._llama_load import Progress, read_weights
 from uma_trio.backend._llama_options import FLASH_ON, MAX_SLOTS
 from uma_trio.backend._llama_parts import Parts
 from uma_trio.backend._llama_rows import Rows
@@ -43,9 +44,6 @@ _CALIBRATION_ROWS: Final = 64
 # LLAMA_POOLING_TYPE_* (include/llama.h).
 _POOLINGS: Final[dict[int, Pooling]] = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
 _MEAN: Final = 1
-_UNMAPPED: Final = (
-    0  # LLAMA_LOAD_MODE_NONE: a mapped file is memory, which llama.cpp asserts against
-)
 _NOTHING: Final = (-1, 0)  # the file does not say, or says none
 
 
@@ -125,16 +123,23 @@ class LlamaEncoder:
             self._forget()
 
     @classmethod
-    def load(cls, path: str | Path, *, threads: int, log: LogSink | None = None) -> Self:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        threads: int,
+        log: LogSink | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
         """Load the weights and make the context. Probe the file first: llama.cpp may end the process.
 
-        Raises :class:`ModelError`.
+        `progress` gets 0.0 to 1.0 and may raise to stop the loading. Raises :class:`ModelError`.
         """
         lib.start()
         if log is not None:
             lib.set_log_sink(log)
         path = Path(path)
-        model = load_weights(path)
+        model = load_weights(path, progress=progress)
         parts = Parts()
         context, info, room = make_encoder_context(model, path, threads, parts)
         return cls(model, context, info, room, parts)
@@ -233,32 +238,11 @@ class LlamaEncoder:
             llama.llama_free(context)
 
 
-def known(path: Path) -> tuple[EncoderInfo, LlamaVocabulary]:
-    """Return what is known of an encoder, and its vocabulary, without its weights. Probe the file first.
-
-    Raises :class:`ModelError`.
-    """
-    lib.start()
-    model = load_weights(path, no_alloc=True)
-    context, info, _ = make_encoder_context(model, path, threads=1)
-    llama.llama_free(context)
-    return info, LlamaVocabulary(model)
-
-
-def load_weights(path: Path, *, no_alloc: bool = False) -> ModelHandle:
+def load_weights(
+    path: Path, *, no_alloc: bool = False, progress: Progress | None = None
+) -> ModelHandle:
     """Load the weights of an encoder to the CPU; with `no_alloc` only what they are. Raises ModelError."""
-    params = llama.llama_model_default_params()
-    params.n_gpu_layers = 0
-    if no_alloc:
-        params.no_alloc, params.load_mode = True, _UNMAPPED
-    if lib.amx_is_miscompiled():
-        params.use_extra_bufts = False
-    lib.forget_errors()
-    pointer = llama.llama_model_load_from_file(str(path).encode(), params)
-    if not pointer:
-        reason = lib.last_error() or "it gave no reason"
-        raise ModelError(f"llama.cpp cannot load {path} ({reason}); download it again.")
-    return ModelHandle(int(pointer))
+    return read_weights(path, gpu_layers=0, no_alloc=no_alloc, progress=progress)
 
 
 def make_encoder_context(
@@ -315,6 +299,7 @@ def _info(handle: ModelHandle, context: int, header: GgufHeader, room: EncoderRo
         max_inputs=KEPT if room.cells else MAX_INPUTS,
         max_tokens=max(room.longest, room.rows),
         labels=tuple((label or b"").decode("utf-8", "replace") for label in labels),
+        architecture=header.architecture,
         pair=_pair(handle) if ranks else Pair(),
     )
 

@@ -131,10 +131,15 @@ def _only_the_socket_is_set() -> bool:
 
 def how_to_ask(socket: Path) -> str:
     """Return a command that asks the daemon on `socket` for something, to be copied."""
+    # What the bundled model can do; others can too.
+    return command_at(socket, "run", '"Tell me a story about a fox and a lantern"')
+
+
+def command_at(socket: Path, verb: str, words: str) -> str:
+    """Return a command to the daemon on `socket`, to be copied."""
     where = (
         ""
         if str(socket) in (default_socket(), SHARED_SOCKET)
         else f" --socket {shlex.quote(str(socket))}"
     )
-    # What the bundled model can do; others can too.
-    return f'uma-trio run{where} "Tell me a story about a fox and a lantern"'
+    return f"uma-trio {verb}{where} {words}"

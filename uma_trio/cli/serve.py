@@ -19,6 +19,7 @@ from uma_trio.cli.output import (
     REFUSED,
     SOCKET_TAKEN,
     USAGE,
+    command_at,
     complain,
     console,
     how_to_ask,
@@ -177,27 +178,45 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
     """Return the lines that `serve` prints once it accepts connections."""
     from uma_trio.costing.neighbours import in_words
 
-    model, limits = info.model, info.limits
-    window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
-    rows = {
-        "socket": _where(info.socket),
-        **({"http": _base_url(info.http, info.http_keys)} if info.http else {}),
-        **_page(info.http),
-        "model": f"{model.name} ({count(model.n_params)} parameters, "
-        f"{size(model.size_bytes)} of weights)",
-        **({"models": ", ".join(info.models)} if len(info.models) > 1 else {}),
-        **{_ENCODES[one.ranks]: _encoder(one) for one in info.encoders},
-        "context": f"{limits.n_ctx} tokens in all, {window} for one request",
-        "slots": f"{several(limits.n_slots, 'request')} at once",
-        "backend": info.backend,
-        "policy": policy_in_words(info.policy),
-    }
-    lines = [f"uma-trio is ready after {duration(took_s)}."]
-    lines += [f"  {name:<8} {value}" for name, value in rows.items()]
+    rows = [
+        ("socket", _where(info.socket)),
+        *([("http", _base_url(info.http, info.http_keys))] if info.http else []),
+        *_page(info.http).items(),
+        *_writes(info),
+        *((_ENCODES[one.ranks], _encoder(one)) for one in info.encoders),
+    ]
     if info.others:
-        lines.append(f"  {'note':<8} {in_words(info.others)}")
-    lines += [f"  try      {how_to_ask(Path(_where(info.socket)))}", "  stop     Ctrl-C"]
-    return "\n".join(lines) + "\n"
+        rows.append(("note", in_words(info.others)))
+    rows += [("try", _to_try(info)), ("stop", "Ctrl-C")]
+    lines = [f"uma-trio is ready after {duration(took_s)}."]
+    return "\n".join([*lines, *(f"  {name:<8} {value}" for name, value in rows)]) + "\n"
+
+
+def _writes(info: ReadyInfo) -> list[tuple[str, str]]:
+    """Return what is said of the models that write."""
+    model, limits = info.model, info.limits
+    if limits is None:
+        return []
+    window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
+    weights = f"{count(model.n_params)} parameters, {size(model.size_bytes)} of weights"
+    return [
+        ("model", f"{model.name} ({weights})"),
+        *([("models", ", ".join(info.models))] if len(info.models) > 1 else []),
+        ("context", f"{limits.n_ctx} tokens in all, {window} for one request"),
+        ("slots", f"{several(limits.n_slots, 'request')} at once"),
+        ("backend", info.backend),
+        ("policy", policy_in_words(info.policy)),
+    ]
+
+
+def _to_try(info: ReadyInfo) -> str:
+    """Return a command that shows what the daemon does."""
+    where = Path(_where(info.socket))
+    if info.limits is not None:
+        return how_to_ask(where)
+    if any(not one.ranks for one in info.encoders):
+        return command_at(where, "embed", '"a fox and a lantern"')
+    return command_at(where, "rerank", '"a light in the wood" "a fox and a lantern" "the sea"')
 
 
 def _encoder(info: EncoderInfo) -> str:

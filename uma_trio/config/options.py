@@ -5,7 +5,7 @@ How the places it may come from are joined is :mod:`uma_trio.config.settings`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, get_type_hints
 
@@ -15,13 +15,13 @@ from attrs import frozen
 from uma_trio.backend.kv_types import KV_TYPES, kv_type_name
 from uma_trio.config.adapters import read_adapters
 from uma_trio.config.http import HttpConfig
-from uma_trio.config.models import LOADS, ModelSpec
+from uma_trio.config.models import LOADS, ON_DEMAND, ModelSpec
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
 from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
 from uma_trio.sockets.token import DEFAULT_TEXT as TOKEN_TEXT
 from uma_trio.sockets.token import TOKEN_FILE_ENV
-from uma_trio.words import BY_BACKEND, SPECULATIONS
+from uma_trio.words import BY_BACKEND, SPECULATIONS, Gives
 
 FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -526,6 +526,9 @@ class Config(HttpConfig):
     model_pin: bool = False
     """Of one model: whether it stays loaded, whoever needs its memory."""
 
+    model_gives: Gives | None = None
+    """Of one model: what it has to make of texts; None: whatever its file says."""
+
     is_variant: bool = False
     """Of one model: whether it is another one with adapters."""
 
@@ -569,9 +572,9 @@ class Config(HttpConfig):
         shown_default="none",
         metavar="MODEL",
         since="0.1",
-        help="A second model, which makes vectors of texts (/v1/embeddings, `uma-trio embed`): a GGUF file of a "
+        help="A further model, which makes vectors of texts (/v1/embeddings, `uma-trio embed`): a GGUF file of a "
         "BERT kind (bge, nomic-embed, MiniLM, e5) or of Qwen3-Embedding, or a name that `uma-trio models` lists. "
-        "It computes on the CPU, in the time that streams leave it.",
+        "It computes on the CPU, in the time that streams leave it. Such a model may be the only one, as --model, too.",
     )
     rerank_model: Path | None = option(
         None,
@@ -653,10 +656,32 @@ class Config(HttpConfig):
 
     def each(self) -> tuple[Config, ...]:
         """Return the configuration of each model that is loaded, the default one first."""
-        if not self.models:
+        encoders = tuple(self._encoders())
+        if not self.models and not encoders:
             return (self,)
-        own = () if self.model is None else (attrs.evolve(self, model_pin=True),)
-        return (*own, *(self._with(spec) for spec in self.models))
+        is_own = self.model is not None or not self.models
+        own = (attrs.evolve(self, model_pin=True),) if is_own else ()
+        return (*own, *(self._with(spec) for spec in self.models), *encoders)
+
+    def _encoders(self) -> Iterator[Config]:
+        """Yield the configuration of each model of `--embedding-model` and `--rerank-model`."""
+        stays = self.encoder_ttl_s is None
+        asked: tuple[tuple[Path | None, Gives], ...] = (
+            (self.embedding_model, "vectors"),
+            (self.rerank_model, "scores"),
+        )
+        for path, gives in asked:
+            if path is not None:
+                yield attrs.evolve(
+                    self,
+                    model=path,
+                    model_gives=gives,
+                    alias=(),
+                    lora=(),
+                    load=LOADS[0] if stays else ON_DEMAND,
+                    model_ttl_s=self.encoder_ttl_s,
+                    model_pin=stays,
+                )
 
     def _with(self, spec: ModelSpec) -> Config:
         found: Config = attrs.evolve(

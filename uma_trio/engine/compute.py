@@ -16,14 +16,11 @@ from typing import Final, TypeVar
 
 from attrs import define, evolve
 
+from uma_trio.engine.computed import Computed
 from uma_trio.engine.idle import IDLE_S
 from uma_trio.engine.inbox import Bell
-from uma_trio.engine.loop import Engine
 from uma_trio.engine.turn import TickClaim, chosen, free_s, leads
 
-# Who has nothing to compute is asked again after so long at the latest, since some of what it waits for
-# only needs time.
-REST_S: Final = 0.1
 # Readers who are ahead by so long leave the machine to a thread that loads a model, 5 ms or more at a time. What that
 # thread does beside their ticks makes single ones several times as long.
 LEAD_S, LEAST_S = 0.2, 0.005
@@ -31,7 +28,7 @@ LEAD_S, LEAST_S = 0.2, 0.005
 _LOADING: Final = TickClaim(works=True, wants_s=LEAD_S, used_s=math.inf)
 # Whose latest tick is longer ago than this waits for another model's.
 NOTED_S: Final = 0.25
-Died = Callable[[Engine, Exception], None]
+Died = Callable[[Computed, Exception], None]
 _T = TypeVar("_T")
 
 
@@ -39,7 +36,7 @@ _T = TypeVar("_T")
 class _Member:
     """One engine, and what it had of the machine."""
 
-    engine: Engine
+    engine: Computed
     last_at: float
     used_s: float = 0.0
     rests_until: float = -math.inf
@@ -63,14 +60,14 @@ class ComputeTask:
         bell: Bell,
         clock: Callable[[], float],
         died: Died,
-        gone: Callable[[Engine], None] = lambda _engine: None,
+        gone: Callable[[Computed], None] = lambda _engine: None,
         *,
         floor: float = 0.05,
     ) -> None:
         self._bell, self._clock, self._died, self._floor = bell, clock, died, floor
         self._gone = gone
         self._members: list[_Member] = []
-        self._coming: deque[Engine] = deque()
+        self._coming: deque[Computed] = deque()
         self._closed = False
         self._last: _Member | None = None
         self._ticking: list[_Member] = []  # all but the last are paused
@@ -84,7 +81,7 @@ class ComputeTask:
         """Whether there is nothing to compute."""
         return self._bell.asleep
 
-    def add(self, engine: Engine) -> None:
+    def add(self, engine: Computed) -> None:
         """Compute an engine from now on, until its inbox is closed."""
         self._coming.append(engine)
         self._bell.ring()
@@ -134,10 +131,21 @@ class ComputeTask:
     def _turn(self) -> bool:
         """Compute the tick that comes next; False if there is none."""
         self._bell.rang = False
-        members = self._members
-        if len(members) == 1 and not self._loading:
-            return self._tick(members[0])
+        now, members = self._clock(), self._members
+        awake = members if len(members) == 1 else [m for m in members if not m.rests(now)]
+        if len(awake) == 1 and not self._loading:
+            return self._alone(awake[0], now)
         return self._chosen(None)
+
+    def _alone(self, member: _Member, now: float) -> bool:
+        """Compute a tick of the only engine that may have any; False if there is none."""
+        if self._last is not member:
+            member.engine.interrupted()
+            self._last = member
+        member.engine.limit(math.inf, leads=False)
+        member.engine.registry.beside = None
+        member.last_at = now
+        return self._tick(member)
 
     def _chosen(self, paused: TickClaim | None) -> bool:
         """Compute the tick that comes next; False if there is none, or if the `paused` one comes before it."""
@@ -164,11 +172,11 @@ class ComputeTask:
         ended = self._clock()
         member.last_at = ended
         if not ticked:
-            member.rests_until = ended + REST_S
+            member.rests_until = ended + member.engine.rest_s
         elif claim.works:
             member.used_s += ended - now - self._ticked_s
         self._ticked_s = outer_s + ended - now
-        member.engine.limit(math.inf)
+        member.engine.limit(math.inf, leads=leading)
         return True
 
     def _leave_cores(self, claims: list[TickClaim], now: float) -> bool:
@@ -210,7 +218,7 @@ class ComputeTask:
         member.engine.inbox.rung, member.rests_until = False, -math.inf
         found = self._guarded(member, lambda: member.engine.claim(now)) or TickClaim()
         if not found.works and found.due_at == math.inf:
-            member.rests_until, member.last_at = now + REST_S, now
+            member.rests_until, member.last_at = now + member.engine.rest_s, now
             self._guarded(member, member.engine.publish)  # it may have been asked how things stand
         elif was_resting:
             # Who comes back has no claim to what others used meanwhile.
@@ -254,7 +262,7 @@ class ComputeTask:
         if self._bell.wait(idle):
             return IDLE_S
         for member in members:
-            seconds = self._guarded(member, member.engine.side.while_idle)
+            seconds = self._guarded(member, member.engine.while_idle)
             if seconds is not None:
                 return seconds
         return None

@@ -1,18 +1,15 @@
-"""Vectors of whole texts, made by the engine's thread in the time that readers leave it.
+"""The queue of one encoder: requests whose texts become vectors or scores, and the step that is under way.
 
-Who asks takes turns by user. A step takes a few inputs: of whose turn it is first, and then of whoever is next, as
-long as its longest part is short (:data:`PART_S`). Larger steps are no faster on a CPU, and a step cannot be left
-for another before its end. A long input makes long parts, which readers wait for: they come the more rarely.
-
-While there is work the engine shows what is read a step apart (:meth:`uma_trio.engine.planner.Planner.steps`), so that
-the time that parts leave of a step is not lost.
+Users take turns by the time that their texts take: a step takes inputs of whoever had least of it, as long as its
+longest part is short (:data:`PART_S`). Larger steps are no faster on a CPU, and a step cannot be left for another
+before its end. A long input makes long parts, which readers wait for: they come the more rarely.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -20,32 +17,39 @@ from attrs import define, field
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.backend.encoder import EncodeFailed, EncoderModel
-from uma_trio.engine.messages import Encode, Encoded
-from uma_trio.engine.sequences import Sequence as Running
-from uma_trio.engine.side import Yields
+from uma_trio.engine.computed import ComputedRequests
+from uma_trio.engine.messages import Encode, Encoded, SequenceReport, SequenceState
+from uma_trio.engine.records import RequestRecord, Spent, Wait
 from uma_trio.telemetry.encoding import EncodingFigures
 
 STEP_TOKENS: Final = 256
 """Most tokens of a step with more than one input."""
 PART_S: Final = 0.005
 """Aimed at for the longest part of a step: so long a reader's tick waits for it at most."""
-
-ENCODE_S: Final = 0.005
-"""While nothing else is to be computed, encoders look after so long whether a message came."""
-IDLE_TURNS: Final = 10
-"""So many times, where none came: then the engine has a turn. A turn costs 0.3 ms, a look 0.05."""
+_REMEMBERED: Final = 256  # requests that ended, and users who have nothing to be computed
+_NAMED: Final = 8  # of those that are computed first
+_FIRST_TOKEN_S: Final = 1e-4  # taken for the time of a token until one was computed
+_LEARNING: Final = 0.2  # the weight of the latest step
 
 Post = Callable[[Callable[[], None]], None]
 
 
 @define(eq=False)
 class _Job:
-    """A request whose inputs are encoded. `order` has the numbers of those not yet begun, next last."""
+    """A request whose inputs are encoded. `order` has the numbers of those not yet begun, next last.
+
+    So many `tokens` are computed, in so many `steps`, in `computing_s`.
+    """
 
     asked: Encode
     order: list[int]
     vectors: FloatArray
     left: int
+    n_tokens: int
+    tokens: int = 0
+    steps: int = 0
+    computing_s: float = 0.0
+    began: float | None = None
 
     @property
     def next_tokens(self) -> int:
@@ -57,17 +61,22 @@ class _Job:
 class Encodings:
     """The queue of one encoder, and the step that is under way. For the engine's thread.
 
-    `post` has a function called on trio's thread with the next results.
+    `post` has a function called on trio's thread with the next results. The compute task sets `beside`.
     """
 
     model: EncoderModel
     post: Post
     clock: Callable[[], float]
     figures: EncodingFigures = field(factory=EncodingFigures)
+    beside: ComputedRequests | None = field(default=None, init=False)
+    awaits_masks: bool = field(default=False, init=False)
     _users: OrderedDict[str, deque[_Job]] = field(factory=OrderedDict, init=False)
+    _used_s: OrderedDict[str, float] = field(factory=OrderedDict, init=False)
+    _token_s: float = field(default=_FIRST_TOKEN_S, init=False)
     _jobs: dict[int, _Job] = field(factory=dict, init=False)
+    _past: deque[RequestRecord] = field(factory=lambda: deque(maxlen=_REMEMBERED), init=False)
     _step: list[tuple[_Job, int]] = field(factory=list, init=False)
-    _left_s: float = field(default=0.0, init=False)
+    _step_s: float = field(default=0.0, init=False)
 
     @property
     def has_work(self) -> bool:
@@ -75,53 +84,61 @@ class Encodings:
         return bool(self._jobs)
 
     @property
-    def is_in_step(self) -> bool:
-        """Whether a step is under way."""
-        return bool(self._step)
+    def running(self) -> Mapping[int, object]:
+        """The requests of which something is to be computed, by their handles."""
+        return self._jobs
 
     def submit(self, asked: Encode) -> None:
         """Take in a request."""
-        n = len(asked.inputs)
+        n, user = len(asked.inputs), asked.user
         vectors = np.empty((n, self.model.info.width), np.float32)
-        job = self._jobs[asked.handle] = _Job(asked, asked.order, vectors, n)
-        self._users.setdefault(asked.user, deque()).append(job)
+        job = self._jobs[asked.handle] = _Job(
+            asked, asked.order, vectors, n, sum(map(len, asked.inputs))
+        )
+        if user not in self._users:
+            # Who comes back has no claim to what others used meanwhile.
+            least = min((self._used_s[each] for each in self._users), default=0.0)
+            self._used_s[user] = max(self._used_s.pop(user, 0.0), least)
+            self._users[user] = deque()
+        self._used_s[user] += asked.owes_s
+        self._users[user].append(job)
 
     def cancel(self, handle: int) -> None:
         """Forget a request. Unknown handles are ignored."""
-        job = self._jobs.pop(handle, None)
+        job = self._jobs.get(handle)
         if job is None:
             return
-        self._leave(job)
+        self._gone(job, "cancelled")
         if self._step and all(each.asked.handle not in self._jobs for each, _ in self._step):
             self._step.clear()
             self.model.drop()
 
     def next_s(self) -> float:
-        """Return the predicted seconds of the next part; 0 if no step is under way."""
+        """Return the predicted seconds of the next part; 0 if there is nothing to compute, or if it is unknown."""
+        if self._jobs and not self._step:
+            self._begin()
         return self.model.next_s() if self._step else 0.0
 
     def advance(self, most_s: float) -> float:
-        """Compute parts for about `most_s`, by prediction; return the seconds that were spent.
+        """Compute parts of a step for about `most_s`, by prediction, and one at least; return what that took.
 
-        A part that takes longer, of a long input, is begun when what earlier calls left is enough for it.
+        It ends with the step.
         """
         if not self._jobs:
             return 0.0
-        allowed_s, self._left_s = most_s + self._left_s, 0.0
         began = self.clock()
         try:
             if not self._step:
                 self._begin()
-            if self.next_s() > allowed_s:
-                self._left_s = allowed_s
-                return 0.0
-            vectors = self.model.advance(allowed_s)
-            if vectors is not None:
-                self._ended(vectors)
+            vectors = self.model.advance(most_s)
         except EncodeFailed as error:
             self._failed("E_RUNTIME_001", f"{error}; send the request again")
+            vectors = None
         spent = self.clock() - began
         self.figures.spent(spent)
+        self._step_s += spent
+        if vectors is not None:
+            self._ended(vectors)
         return spent
 
     def fail_all(self, code: str, message: str) -> None:
@@ -130,20 +147,76 @@ class Encodings:
             self._end(job, Encoded(None, code, message))
         self._step.clear()
 
+    # --- what is told of requests ---
+
+    def reports(self, now: float, most: int) -> tuple[list[SequenceReport], list[SequenceReport]]:
+        """Return what is to be said of the requests that were begun, and of others, `most` of each."""
+        jobs = self._jobs.values()
+        begun = [job for job in jobs if job.began is not None][:most]
+        queued = [job for job in jobs if job.began is None][:most]
+        return [self._report(job, now) for job in begun], [self._report(job, now) for job in queued]
+
+    def records(self, handle: int | None) -> tuple[RequestRecord, ...]:
+        """Return how the time of the latest requests was spent, or of one of them."""
+        live = (self._record(job) for job in self._jobs.values())
+        every = [*self._past, *islice(live, _REMEMBERED)]
+        return tuple(each for each in every if handle is None or each.handle == handle)
+
+    def _report(self, job: _Job, now: float) -> SequenceReport:
+        age_s = now - job.asked.submitted
+        return SequenceReport(
+            job.asked.handle,
+            *(_state(job), "background", job.n_tokens, job.tokens, 0, 0.0, age_s),
+            awaits="nothing",
+            waits=self._wait(job),
+        )
+
+    def _record(self, job: _Job, reason: str = "", code: str | None = None) -> RequestRecord:
+        """Return the record of a request, which has ended if there is a `reason`."""
+        asked = job.asked
+        return RequestRecord(
+            handle=asked.handle,
+            lane="background",
+            state=reason or _state(job),
+            prompt_tokens=job.n_tokens,
+            completion_tokens=0,
+            submitted=asked.submitted,
+            admitted=job.began,
+            ended=self.clock() if reason else None,
+            wait=None if reason else self._wait(job),
+            prefill=Spent(job.tokens, job.steps, job.computing_s),
+            reason=reason,
+            code=code,
+            awaits="nothing",
+        )
+
+    def _wait(self, job: _Job) -> Wait | None:
+        """Return what a request waits for; None while it is in the step."""
+        if self.beside is not None and self.beside.running:
+            return Wait("another model is computed", tuple(self.beside.running)[:_NAMED])
+        others = {each.asked.handle: None for each, _ in self._step if each is not job}
+        if not others or any(each is job for each, _ in self._step):
+            return None
+        return Wait("texts of others are computed", tuple(others)[:_NAMED])
+
+    # --- steps ---
+
     def _begin(self) -> None:
         """Choose the inputs of a step and begin it."""
         most = min(STEP_TOKENS, self.model.rows_within(PART_S))
-        step, n_tokens = self._step, 0
+        step, n_tokens, now = self._step, 0, self.clock()
         while self._users and len(step) < self.model.info.max_inputs:
-            user, jobs = next(iter(self._users.items()))
-            job = jobs[0]
+            user = min(self._users, key=self._used_s.__getitem__)
+            job = self._users[user][0]
             n_tokens += job.next_tokens
             if step and n_tokens > most:
                 break
+            self._used_s[user] += job.next_tokens * self._token_s
             step.append((job, job.order.pop()))
-            self._users.move_to_end(user)
+            job.began = now if job.began is None else job.began
             if not job.order:
                 self._leave(job)
+        self._step_s = 0.0
         self.model.begin(
             [job.asked.inputs[index] for job, index in step], [job.asked.user for job, _ in step]
         )
@@ -153,7 +226,16 @@ class Encodings:
         step, self._step = self._step, []
         n_tokens = sum(len(job.asked.inputs[index]) for job, index in step)
         self.figures.encoded(len(step), n_tokens)
+        token_s = self._step_s / n_tokens
+        if self._token_s == _FIRST_TOKEN_S:
+            self._token_s = token_s or _FIRST_TOKEN_S
+        else:
+            self._token_s += _LEARNING * (token_s - self._token_s)
+        for job in dict.fromkeys(job for job, _ in step):
+            job.steps += 1
         for (job, index), vector in zip(step, vectors, strict=True):
+            n = len(job.asked.inputs[index])
+            job.tokens, job.computing_s = job.tokens + n, job.computing_s + n * token_s
             if job.asked.handle not in self._jobs:
                 continue  # cancelled meanwhile
             job.vectors[index] = vector
@@ -169,62 +251,29 @@ class Encodings:
                 self._end(job, Encoded(None, code, message))
 
     def _end(self, job: _Job, result: Encoded) -> None:
-        self._jobs.pop(job.asked.handle, None)
-        self._leave(job)
+        self._gone(job, "error" if result.code else "stop", result.code or None)
         reply = job.asked.reply
         self.post(lambda: reply(result))
 
+    def _gone(self, job: _Job, reason: str, code: str | None = None) -> None:
+        """Keep no more of a request than what is told of it."""
+        self._jobs.pop(job.asked.handle, None)
+        self._leave(job)
+        self._past.append(self._record(job, reason, code))
+
     def _leave(self, job: _Job) -> None:
         """Begin no further input of a request."""
-        jobs = self._users.get(job.asked.user)
+        user = job.asked.user
+        jobs = self._users.get(user)
         if jobs is None or job not in jobs:
             return
         jobs.remove(job)
         if not jobs:
-            del self._users[job.asked.user]
+            del self._users[user]
+            self._used_s.move_to_end(user)
+            while len(self._used_s) > len(self._users) + _REMEMBERED:
+                self._used_s.pop(next(each for each in self._used_s if each not in self._users))
 
 
-@define(eq=False)
-class Encoding:
-    """The side work of all encoders together (:class:`uma_trio.engine.side.SideWork`)."""
-
-    encodings: Sequence[Encodings]
-    #: Whether a message came for any engine since this one had a turn.
-    called: Callable[[], bool] = lambda: False
-    #: While no tick of this engine is computed, readers of other models are not delayed by more.
-    idle_s: float = math.inf
-    yields_to: Yields = "ticks"
-    makes_room: bool = False
-
-    @property
-    def has_work(self) -> bool:
-        """Whether there is anything to compute."""
-        return any(each.has_work for each in self.encodings)
-
-    def look(self, running: Mapping[int, Running], *, alone: bool) -> bool:
-        """Whether there is anything to compute."""
-        return self.has_work
-
-    def do(self, most_s: float) -> float:
-        """Let encoders compute for at most `most_s` together; return the seconds that were spent."""
-        spent = 0.0
-        for each in self.encodings:
-            while each.has_work and spent < most_s:
-                spent += each.advance(most_s - spent)
-                if each.is_in_step:
-                    break  # what is left is too little for its next part
-        return spent
-
-    def falls_short(self, left_s: float) -> bool:
-        """What is too little for a part is put by in the queue of its encoder."""
-        return False
-
-    def do_idle(self, most_s: float) -> float | None:
-        """Compute until a message comes, or for a moment."""
-        if not self.has_work:
-            return None
-        for _ in range(max(1, int(min(IDLE_TURNS, self.idle_s / ENCODE_S)))):
-            self.do(ENCODE_S)
-            if not self.has_work or self.called():
-                break
-        return 0.0
+def _state(job: _Job) -> SequenceState:
+    return "queued" if job.began is None else "prefill"

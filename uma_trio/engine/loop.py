@@ -11,9 +11,8 @@ happens when, on a CPU and on a GPU, is spelled out in :mod:`uma_trio.engine.ord
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from attrs import evolve
@@ -23,15 +22,12 @@ from uma_trio.engine import tick_metrics
 from uma_trio.engine.cells import Cells, PageStore
 from uma_trio.engine.chunk import Completed, Outcome, Tick, ends_prompt, outcomes
 from uma_trio.engine.drafts import Drafting, Feeding, drafter_for
-from uma_trio.engine.encoding import PART_S, Encoding, Encodings
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.idle import Refining
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import (
     Cancel,
     Credit,
-    Encode,
-    EncoderKind,
     Explain,
     Finished,
     InboxMessage,
@@ -40,7 +36,6 @@ from uma_trio.engine.messages import (
     Prefix,
     SetLane,
     Snapshot,
-    StopEncoding,
     Submit,
 )
 from uma_trio.engine.orders import Order, Overlapped, Serial, TickParts
@@ -70,15 +65,12 @@ from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.stream import TokenText
 
-_NO_ENCODERS: Mapping[EncoderKind, Encodings] = {}
-
 
 class Engine:
     """Continuous batching over one backend.
 
     `clock` gives seconds; the engine uses no other clock. `drafter` replaces the drafter that looks
-    up texts. `encoders` compute in the time that readers leave. `store` has the saved prefixes of an earlier
-    engine of the same model. All methods except :meth:`fail_all` are called on the engine's thread.
+    up texts. `store` has the saved prefixes of an earlier engine of the same model. All methods except :meth:`fail_all` are called on the engine's thread.
     """
 
     def __init__(
@@ -95,11 +87,9 @@ class Engine:
         drafter: Drafting | None = None,
         masks: Masks = AT_ONCE,
         readers_s: Callable[[], float] | None = None,
-        encoders: Mapping[EncoderKind, Encodings] = _NO_ENCODERS,
         store: PageStore | None = None,
     ) -> None:
-        self._backend, self._encoders = backend, encoders
-        self._encodings = tuple(encoders.values())
+        self._backend = backend
         self.inbox = self._inbox = inbox
         self._metrics, self._clock = metrics, clock
         settings, policy = settings or EngineSettings(), Fallback(policy, PolicyFailures(metrics))
@@ -139,6 +129,9 @@ class Engine:
         """The policy's memory: the cost model, the shares, the counters."""
         return self._planner.memory
 
+    #: Who has nothing to compute is asked again after so long at the latest: some of what it waits for only needs time.
+    rest_s = 0.1
+
     def tick(self) -> bool:
         """Run one tick.
 
@@ -156,21 +149,16 @@ class Engine:
         self._commit()
         self._take_in(now)
         found = self._planner.claim(now)
-        if self.cells.blocked:  # what they wait for is done between ticks
-            found = evolve(found, works=True)
-        if found.works or found.due_at < math.inf:
-            return found  # between its ticks texts are encoded, too
-        encodes = any(each.has_work for each in self._encodings)
-        return evolve(found, works=True, least_s=PART_S) if encodes else found
+        # What those that are blocked wait for is done between ticks.
+        return evolve(found, works=True) if self.cells.blocked else found
 
-    def limit(self, seconds: float, *, leads: bool = False) -> None:
+    def limit(self, seconds: float, *, leads: bool) -> None:
         """Let the next tick take at most so long, as far as its size decides that: another model has readers.
 
         If this one `leads`, its tokens are shown a step apart, for what others compute between them.
         """
         self._leads = leads
         self._planner.limit(seconds)
-        self._encoding.idle_s = seconds
 
     def interrupted(self) -> None:
         """Note that another model was computed since the latest tick: what passed says nothing of this one."""
@@ -179,6 +167,10 @@ class Engine:
     def aside(self) -> bool:
         """Do a little side work where no tick is to be computed; False if there is none that is quick."""
         return self.side.while_idle(QUICK_S) is not None
+
+    def while_idle(self) -> float | None:
+        """Do side work while nothing is computed; return how long to be idle before the next, None if there is none."""
+        return self.side.while_idle()
 
     def next_tick(self) -> Tick | None:
         """Handle the inbox, plan, and fill the batch.
@@ -267,11 +259,7 @@ class Engine:
         for submit in self._arrived:
             if isinstance(submit, Submit) and not self.registry.knows(submit.handle):
                 self.registry.refuse(submit, now, code, message)
-            elif isinstance(submit, Encode):
-                self._handle(submit, now)
         self._arrived.clear()
-        for encodings in self._encodings:
-            encodings.fail_all(code, message)
         self.registry.fail_all(code, message, now)
         self.publish()
 
@@ -287,9 +275,7 @@ class Engine:
             *(backend, self.inbox, planner, self.registry, self._metrics, clock, ledger)
         )
         self._feeding = Feeding(self._drafter, ledger, clock, lambda: backend.traits.overlaps)
-        self._encoding = Encoding(self._encodings, lambda: self.inbox.bell.rang)
-        encoding = (self._encoding,) if self._encodings else ()
-        works = (*works_of(self.cells.prefix), self._feeding, *encoding, self.refining)
+        works = (*works_of(self.cells.prefix), self._feeding, self.refining)
         return Desk(works, ledger, planner.charge, reading_pace_s, clock, planner.spare_s)
 
     def _parts(self) -> TickParts:
@@ -378,8 +364,8 @@ class Engine:
         outcomes = completed.outcomes
         pairs = [(running[outcome.chunk.key], outcome) for outcome in outcomes]
         self._places.charge(completed, [(sequence, outcome.chunk) for sequence, outcome in pairs])
-        if self._leads or (not paces and self._encoding.has_work):
-            # Shown evenly: what a tick waits less than it may for texts or other models is a lead, and not lost.
+        if self._leads:
+            # Shown evenly: what a tick waits less than it may for other models is a lead, and not lost.
             paces = self._planner.steps(now)
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
         for sequence, outcome in pairs:
@@ -436,10 +422,6 @@ class Engine:
                 self._publisher.add(Answer(partial(answer, recorded)))
             case Keep(handle):
                 self.prefix.keep(handle)
-            case Encode(kind=kind):
-                self._encoders[kind].submit(message)
-            case StopEncoding(handle, kind):
-                self._encoders[kind].cancel(handle)
             case Prefix():
                 reported = admin.handle(self.prefix, message)
                 if message.clear:

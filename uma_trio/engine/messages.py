@@ -210,9 +210,6 @@ class Keep:
     handle: int
 
 
-EncoderKind = Literal["embed", "rank"]
-
-
 @frozen
 class Encoded:
     """The vectors of a request, ``[n_inputs, width]``, or the code and the message of its error."""
@@ -226,15 +223,17 @@ class Encoded:
 class Encode:
     """Make a vector of each input, in the order of `order`, whose last is first; `order` is used up.
 
-    `user` is whom turns are counted for. `reply` is called once, on trio's thread.
+    `user` is whom turns are counted for, and `owes_s` what it is charged besides. It was `submitted` at this time. `reply`
+    is called once, on trio's thread.
     """
 
     handle: int
-    kind: EncoderKind
     user: str
     inputs: Sequence[IntArray]
     order: list[int]
     reply: Callable[[Encoded], None]
+    submitted: float = 0.0
+    owes_s: float = 0.0
 
 
 @frozen
@@ -242,7 +241,6 @@ class StopEncoding:
     """Forget an :class:`Encode`, whose `reply` is not called then. Unknown handles are ignored."""
 
     handle: int
-    kind: EncoderKind
 
 
 InboxMessage = (

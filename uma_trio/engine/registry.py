@@ -13,6 +13,7 @@ from attrs import frozen
 
 from uma_trio.engine.cells import Cells
 from uma_trio.engine.chunk import Outcome, fault_of
+from uma_trio.engine.computed import ComputedRequests
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Cancel, Finished, FinishReason, Submit
@@ -80,7 +81,7 @@ class Registry:
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         #: The requests of another model that has the machine, while this one's work waits for it.
-        self.beside: Registry | None = None
+        self.beside: ComputedRequests | None = None
         self.bucket_s = BUCKET_S  # what background work is owed, see :mod:`uma_trio.policy.floor`
         # Where admission took nobody, and nothing has happened since.
         self._declined: _Declined | None = None

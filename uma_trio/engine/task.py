@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from uma_trio.engine.compute import ComputeTask
-from uma_trio.engine.loop import Engine
+from uma_trio.engine.computed import Computed
 
 
 class EngineDied(Exception):
@@ -31,7 +31,7 @@ async def _close_when_cancelled(compute: ComputeTask) -> None:
         compute.close()
 
 
-def bury(engine: Engine, error: Exception, message: str) -> EngineDied:
+def bury(engine: Computed, error: Exception, message: str) -> EngineDied:
     """End every request of an engine that raised `error`, with E_RUNTIME_004 and `message`; return what to tell.
 
     Called on trio's thread, when the engine is computed no more.

@@ -69,7 +69,7 @@ def chosen(claims: Sequence[TickClaim], now: float, floor: float) -> int | None:
     read = [i for i, claim in enumerate(claims) if claim.due_at < math.inf]
     working = [i for i, claim in enumerate(claims) if claim.works]
     owed = [i for i in working if claims[i].due_at == math.inf and claims[i].is_owed(floor)]
-    if owed:
+    if read and owed:
         return max(owed, key=lambda i: claims[i].waited_s)
     fitting = [i for i in working if claims[i].least_s <= _before_others(claims, i) - now]
     if fitting:

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, OneOf
 from uma_trio.http.asking import MODEL, Anything
-from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header, take
+from uma_trio.http.encoding import encoder_for, refuse_without, width_of
+from uma_trio.http.fields import Body, Field, decode, honoured, ignored, take
+from uma_trio.http.loading import KEEP_ALIVE
 from uma_trio.http.tokens import ids_of, kinds_of
-from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.errors import invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.embedding import EUCLID, Embedder, Input, VectorRows, normalised
+from uma_trio.service.embedding import EUCLID, Input, VectorRows, normalised
 
 _NUMBERS: Final = 8_192
 """Numbers that are written while the GIL is held: about a millisecond."""
@@ -53,6 +55,7 @@ EMBEDDINGS: tuple[Field, ...] = (
         default="all",
     ),
     _TRUNCATE,
+    *KEEP_ALIVE,
     *ignored("user", note="who asks is known by other means"),
 )
 EMBEDDING: tuple[Field, ...] = (
@@ -73,13 +76,14 @@ OLLAMA: tuple[Field, ...] = (
     honoured("prompt", Anything("a text"), "what /api/embeddings is asked for"),
     honoured("truncate", Flag(), "cuts the end of an input that is too long", default="true"),
     honoured("dimensions", Integer(1, MAX_INT32), "as in OpenAI's API", default="all"),
-    *ignored("options", "keep_alive", note="how the model is loaded is a setting of the daemon"),
+    *KEEP_ALIVE,
+    *ignored("options", note="how the model is loaded is a setting of the daemon"),
 )
 
 
 async def embeddings(exchange: Exchange, shared: Shared) -> Reply:
     """Return a vector of each text or list of token ids."""
-    embedder = _embedder(shared)
+    refuse_without(shared, "vectors")
     bare = exchange.request.head.path == _BARE
 
     def read(found: Mapping[str, Any]) -> tuple[Body, list[Input], bool]:
@@ -88,17 +92,18 @@ async def embeddings(exchange: Exchange, shared: Shared) -> Reply:
         body = decode(fields, found, strict=shared.settings.strict)
         return body, _inputs(body, "content" if "content" in found else "input"), native
 
-    return await _answer(exchange, shared, embedder, read)
+    return await _answer(exchange, shared, read)
 
 
 async def embedding(exchange: Exchange, shared: Shared) -> Reply:
     """Return a vector of each text or list of token ids, as llama-server does."""
+    refuse_without(shared, "vectors")
 
     def read(found: Mapping[str, Any]) -> tuple[Body, list[Input], bool]:
         body = decode(EMBEDDING, found, strict=shared.settings.strict)
         return body, _inputs(body, "content" if "content" in found else "input"), True
 
-    return await _answer(exchange, shared, _embedder(shared), read)
+    return await _answer(exchange, shared, read)
 
 
 async def ollama_embed(exchange: Exchange, shared: Shared) -> Reply:
@@ -111,28 +116,6 @@ async def ollama_embeddings(exchange: Exchange, shared: Shared) -> Reply:
     return await _ollama(exchange, shared, "prompt")
 
 
-def embedder_of(shared: Shared, kind: str, option: str) -> Embedder:
-    """Return the encoder that is asked for. Raises :class:`Fault` if there is none."""
-    found = shared.service.embedders.get(kind)
-    if found is None:
-        why = f"no such model is loaded: start the daemon with {option} FILE"
-        raise Fault(501, why, code="not_implemented", kind="not_supported_error")
-    return found
-
-
-def check_model(body: Body, embedder: Embedder, shared: Shared) -> str:
-    """Return the name that the answer gives the model; a strict daemon refuses other names.
-
-    Raises:
-        Fault: it is another one.
-    """
-    asked: str = body.get("model", embedder.names[0])
-    if shared.settings.strict and asked not in embedder.names:
-        why = f"this daemon's model for that is {embedder.names[0]}"
-        raise Fault(404, why, code="model_not_found", param="model")
-    return asked
-
-
 def as_text(value: Any, path: str) -> str:
     """Return a text that is not empty. Raises :class:`Fault`."""
     if not isinstance(value, str) or not value:
@@ -140,69 +123,55 @@ def as_text(value: Any, path: str) -> str:
     return value
 
 
-def _embedder(shared: Shared) -> Embedder:
-    return embedder_of(shared, "embed", "--embedding-model")
-
-
 async def _answer(
     exchange: Exchange,
     shared: Shared,
-    embedder: Embedder,
     read: Callable[[Mapping[str, Any]], tuple[Body, list[Input], bool]],
 ) -> Reply:
     taken = await take(exchange, shared, read, shared.limits(with_ids=True))
     body, inputs, native = taken.value
-    model = check_model(body, embedder, shared)
-    width = _width(body, embedder, shared)
-    found = await embedder.vectors(
-        inputs, exchange.request.principal, truncate=body.get("truncate", False)
-    )
+    async with encoder_for(exchange, shared, body, "vectors") as by:
+        width = width_of(body, by.embedder, shared)
+        truncate = body.get("truncate", False)
+        found = await by.embedder.vectors(inputs, by.request, truncate=truncate)
 
     def write() -> bytes:
         if native:
             return _native(normalised(found.values, body.get("embd_normalize", EUCLID)))
         vectors = normalised(found.values[:, :width])
-        return _openai(vectors, found, model, as_text=body.get("encoding_format") != "base64")
+        return _openai(vectors, found, by.model, as_text=body.get("encoding_format") != "base64")
 
-    content = await shared.run_blocking(write)
-    return Reply(200, content, headers=ignored_header(body.ignored))
+    return Reply(200, await shared.run_blocking(write), headers=by.headers(body))
 
 
 async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
-    began = shared.service.clock()
-    embedder = _embedder(shared)
+    refuse_without(shared, "vectors")
+    clock = shared.service.clock
+    began = clock()
 
     def read(found: Mapping[str, Any]) -> tuple[Body, list[Input]]:
         body = decode(OLLAMA, found, strict=shared.settings.strict)
         return body, _inputs(body, name)
 
     body, inputs = (await take(exchange, shared, read)).value
-    model = check_model(body, embedder, shared)
-    width = _width(body, embedder, shared)
-    found = await embedder.vectors(
-        inputs, exchange.request.principal, truncate=body.get("truncate", True)
-    )
+    async with encoder_for(exchange, shared, body, "vectors") as by:
+        width = width_of(body, by.embedder, shared)
+        truncate = body.get("truncate", True)
+        found = await by.embedder.vectors(inputs, by.request, truncate=truncate)
 
     def write() -> bytes:
         vectors = normalised(found.values[:, :width])
         if name == "prompt":
             return b'{"embedding":%b}' % b"".join(_written(vectors))
-        took = int((shared.service.clock() - began) * _NS)
-        rest = {"total_duration": took, "load_duration": 0, "prompt_eval_count": found.n_tokens}
-        head = b'{"model":%b,"embeddings":[' % msgspec.json.encode(model)
+        rest = {
+            "total_duration": int((clock() - began) * _NS),
+            "load_duration": int((by.ready_at - by.request.arrived) * _NS),
+            "prompt_eval_count": found.n_tokens,
+        }
+        head = b'{"model":%b,"embeddings":[' % msgspec.json.encode(by.model)
         return head + b",".join(_written(vectors)) + b"]," + msgspec.json.encode(rest)[1:]
 
-    content = await shared.run_blocking(write)
-    return Reply(200, content, headers=ignored_header(body.ignored))
-
-
-def _width(body: Body, embedder: Embedder, shared: Shared) -> int:
-    """Return how many numbers of a vector are asked for. Raises :class:`Fault`."""
-    most = embedder.info.width
-    width: int = body.get("dimensions", most)
-    if width > most or (shared.settings.strict and width != most):
-        raise invalid("dimensions", f"must be {most} for this model, or left out")
-    return width
+    return Reply(200, await shared.run_blocking(write), headers=by.headers(body))
 
 
 def _inputs(body: Body, name: str) -> list[Input]:

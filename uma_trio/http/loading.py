@@ -175,9 +175,9 @@ async def _loaded(
 ) -> tuple[ServedModel, Callable[[], None]]:
     """Return the model once it is loaded, and what ends the use of it. Raises as :func:`model_for`."""
     service = shared.service
-    entry = service.entry(name)
-    if entry is None or not entry.wait:
-        served = await service.ready(name)
+    entry = service.entry(name, "text")
+    if entry is None or entry.gives != "text" or not entry.wait:
+        served = await service.ready(name, gives="text")
         return served, served.uses.begin()
     waiting = WaitsForModel(service.new_handle(), origin, lane, entry, service.clock())
     service.directory.add(waiting)
@@ -189,7 +189,8 @@ async def _loaded(
                 if telling is not None and not exchange.is_late:
                     nursery.start_soon(_tell, exchange, entry, telling)
                 try:
-                    served = await service.ready(name, payer=origin.principal.counts_as)
+                    payer = origin.principal.counts_as
+                    served = await service.ready(name, payer=payer, gives="text")
                     uses.append(served.uses.begin())
                 except Refusal as refusal:
                     refused = refusal
@@ -203,13 +204,14 @@ async def _loaded(
     if waiting.ended is not None:
         for end in uses:
             end()
-        raise _ended(*waiting.ended)
+        raise fault_of_end(*waiting.ended)
     if refused is not None:
         raise refused
     return served, uses[0]
 
 
-def _ended(code: str | None, message: str | None) -> Fault:
+def fault_of_end(code: str | None, message: str | None) -> Fault:
+    """Return how a request is answered that somebody ended."""
     if code is None:
         return Fault(499, "the request was cancelled", code="cancelled", kind="server_error")
     return fault_of(code, message or "the request failed")

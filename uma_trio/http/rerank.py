@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from uma_protocol.rules import MAX_INT32, Flag, Integer, Text
 from uma_trio.http.asking import MODEL, Anything
-from uma_trio.http.embeddings import as_text, check_model, embedder_of
-from uma_trio.http.fields import Body, Field, decode, honoured, ignored, ignored_header, take
+from uma_trio.http.embeddings import as_text
+from uma_trio.http.encoding import encoder_for, refuse_without
+from uma_trio.http.fields import Body, Field, decode, honoured, ignored, take
+from uma_trio.http.loading import KEEP_ALIVE
 from uma_trio.http.wire.errors import invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Reply
@@ -29,54 +29,48 @@ RERANK: tuple[Field, ...] = (
     honoured("return_documents", Flag(), "returns the texts, too", default="false"),
     honoured("return_text", Flag(), "the same for `texts`", default="false"),
     honoured("truncate", Flag(), "cuts the end of a document that is too long", default="false"),
+    *KEEP_ALIVE,
     *ignored("max_tokens_per_doc", "rank_fields", note="see truncate"),
 )
 
 
 async def rerank(exchange: Exchange, shared: Shared) -> Reply:
     """Return documents by their score for a query, best first."""
-    ranker = embedder_of(shared, "rank", "--rerank-model")
+    refuse_without(shared, "scores")
 
     def read(found: dict[str, Any]) -> tuple[Body, list[str]]:
         body = decode(RERANK, found, strict=shared.settings.strict)
         return body, _documents(body)
 
     body, documents = (await take(exchange, shared, read)).value
-    model = check_model(body, ranker, shared)
-    found = await ranker.scores(
-        body.get("query"),
-        documents,
-        exchange.request.principal,
-        truncate=body.get("truncate", False),
-    )
+    async with encoder_for(exchange, shared, body, "scores") as by:
+        query, truncate = body.get("query"), body.get("truncate", False)
+        found = await by.embedder.scores(query, documents, by.request, truncate=truncate)
 
     def write() -> bytes:
-        results = _written(found.values[:, 0], documents, body)
+        results = _written(found.best(body.get("top_n")), documents, body)
         if _is_tei(body):
             return b"[" + b",".join(results) + b"]"
         used = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
-        head = msgspec.json.encode({"model": model, "object": "list", "usage": used})[:-1]
+        head = msgspec.json.encode({"model": by.model, "object": "list", "usage": used})[:-1]
         return head + b',"results":[' + b",".join(results) + b"]}"
 
-    content = await shared.run_blocking(write)
-    return Reply(200, content, headers=ignored_header(body.ignored))
+    return Reply(200, await shared.run_blocking(write), headers=by.headers(body))
 
 
-def _written(scores: NDArray[np.float32], documents: Sequence[str], body: Body) -> list[bytes]:
+def _written(
+    best: Sequence[tuple[int, float]], documents: Sequence[str], body: Body
+) -> list[bytes]:
     """Return the results as JSON, the best first."""
-    best = np.argsort(-scores, kind="stable")[: body.get("top_n", len(documents))].tolist()
     named = body.get("return_documents", False)
     result = _result
     if _is_tei(body):
         named, result = body.get("return_text", named), _tei_result
     results: list[bytes] = []
     for at in range(0, len(best), _SLICE):
-        part = best[at : at + _SLICE]
         results += [
-            msgspec.json.encode(
-                result(index, float(scores[index]), documents[index] if named else None)
-            )
-            for index in part
+            msgspec.json.encode(result(index, score, documents[index] if named else None))
+            for index, score in best[at : at + _SLICE]
         ]
     return results
 

@@ -28,9 +28,9 @@ class Catalogue:
                 self.variant(entry, (adapter,)).passing = False
 
     @property
-    def is_one(self) -> bool:
-        """Whether there is one model only, without or with adapters."""
-        return sum(each.base is None for each in self.entries) < 2
+    def bases(self) -> Sequence[Entry]:
+        """The models without adapters."""
+        return [each for each in self.entries if each.base is None]
 
     def find(self, name: str) -> Entry | None:
         """Return the model of this name, which may be that of a variant.
@@ -65,7 +65,8 @@ class Catalogue:
             if entry.base is base and entry.names[0] == name:
                 return entry
         self._entries[:] = [each for each in self._entries if not _is_forgotten(each)]
-        made = Entry(_variant_config(base.config, name), base, adapters, passing=True)
+        own = _variant_config(base.config, name)
+        made = Entry(own, base=base, adapters=adapters, passing=True)
         self._entries.append(made)
         return made
 

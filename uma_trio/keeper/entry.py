@@ -19,7 +19,10 @@ from uma_trio.config.options import Config
 from uma_trio.deployment import Deployment, KeptPrefixes
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.wiring import adapters_of
+from uma_trio.wiring_encoders import EncoderDeployment
+from uma_trio.words import Gives
 
+AnyDeployment = Deployment | EncoderDeployment
 State = Literal["unloaded", "loading", "loaded", "draining", "unloading", "failed"]
 
 
@@ -31,7 +34,7 @@ class Unwanted(Exception):
 class Entry:
     """One configured model. `held` closes what was opened for it; `used_at` is when a request had it last.
 
-    `waiting` requests wait for it. While it is loaded `phase` says what is done, as far as `progress`. It was loaded at
+    It `gives` text, vectors or scores. `waiting` requests wait for it. While it is loaded `phase` says what is done, as far as `progress`. It was loaded at
     `loaded_at`, in `took_s`, for `payer`. `keep_s` is how long a request said that it stays, and `served_as` what it was
     called when it was loaded last. `metrics` count on when it is loaded again. `estimate` is what memory it takes, once
     that was found out, and `prefixes` are what was saved before it was unloaded. It failed at `failed_at`, because of `why`.
@@ -42,13 +45,14 @@ class Entry:
     """
 
     config: Config
+    gives: Gives = "text"
     base: Entry | None = None
     adapters: tuple[Adapter, ...] = ()
     passing: bool = False
     tried: set[Hashable] = field(factory=set)
     further: Estimate | None = None
     state: State = "unloaded"
-    deployment: Deployment | None = None
+    deployment: AnyDeployment | None = None
     held: ExitStack | None = None
     used_at: float = 0.0
     why: str = ""
@@ -87,8 +91,10 @@ class Entry:
 
     @property
     def n_ctx(self) -> int:
-        """The tokens of its context."""
-        return self.config.n_ctx
+        """The tokens of its context; of an encoder those of a text, 0 while it is not loaded."""
+        if self.gives == "text":
+            return self.config.n_ctx
+        return 0 if self.deployment is None else self.deployment.served.bounds.n_ctx_seq
 
     @property
     def hidden(self) -> bool:

@@ -14,9 +14,9 @@ from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import Estimate
 from uma_trio.config.errors import ConfigError
 from uma_trio.costing.measured import Neighbour
-from uma_trio.deployment import Deployment, Loaded, Read, load
+from uma_trio.deployment import Loaded, Read, load
 from uma_trio.keeper.catalogue import AGAIN_S, Catalogue
-from uma_trio.keeper.entry import Entry, Unwanted
+from uma_trio.keeper.entry import AnyDeployment, Entry, Unwanted
 from uma_trio.keeper.room import ModelRoom, NoRoom, collect
 from uma_trio.keeper.trial import tried
 from uma_trio.service.ask import Refusal
@@ -24,6 +24,7 @@ from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.telemetry import log
 from uma_trio.wiring import load_backend
+from uma_trio.wiring_encoders import EncoderDeployment, LoadedEncoder, load_encoder
 
 _LOOK_S: Final = 0.25
 _FAULT: Final = "a fault of the daemon's; its log says more"
@@ -41,8 +42,8 @@ class Keeper(Catalogue):
         self,
         entries: list[Entry],
         service: Service,
-        deploy: Callable[[Entry, Loaded], Deployment],
-        let_go: Callable[[Deployment], Awaitable[None]],
+        deploy: Callable[[Entry, Loaded | LoadedEncoder], AnyDeployment],
+        let_go: Callable[[AnyDeployment], Awaitable[None]],
         loading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         super().__init__(entries)
@@ -137,7 +138,7 @@ class Keeper(Catalogue):
         await entry.changed.wait()
         return True
 
-    async def _free(self, entry: Entry, deployment: Deployment, held: ExitStack) -> None:
+    async def _free(self, entry: Entry, deployment: AnyDeployment, held: ExitStack) -> None:
         """End the computing of a model that takes no more requests, and free its memory."""
         await self._service.keep_records(deployment.served)
         await self._let_go(deployment)
@@ -147,7 +148,7 @@ class Keeper(Catalogue):
         self._log.info("unloaded", model=entry.names[0])
         entry.become("unloaded")
 
-    def lost(self, deployment: Deployment) -> None:
+    def lost(self, deployment: AnyDeployment) -> None:
         """Note that the engine of a model has died, and have its memory freed."""
         for entry in self.entries:
             if entry.deployment is deployment and self._nursery is not None:
@@ -170,10 +171,8 @@ class Keeper(Catalogue):
                 store.clear([name for name in store.namespaces if mine(name)])
 
     def _may_go(self, entry: Entry) -> bool:
-        """Whether a model may be unloaded at all: encoders compute beside the first one."""
-        if entry.base is not None:
-            return True
-        return not self.is_one and not (entry is self.entries[0] and self._service.embedders)
+        """Whether a model may be unloaded at all: the only one stays."""
+        return entry.base is not None or len(self.bases) > 1
 
     async def _load(self, entry: Entry) -> None:
         name, held = entry.names[0], ExitStack()
@@ -249,23 +248,33 @@ class Keeper(Catalogue):
         await self._room.make(entry, needed)
         entry.before_thread = None  # `show` ends it from here on
         began = trio.current_time()
-        neighbour = self._neighbour()
         with self._loading():
-            loaded = await load(
-                entry.config,
-                held,
-                partial(entry.show, "is loading"),
-                partial(entry.show, "is measured"),
-                read=read or partial(load_backend, several=True, measures=neighbour is None),
-                beside=neighbour,
-            )
+            loaded = await self._loaded(entry, held, read)
         entry.deployment, entry.held = self._deploy(entry, loaded), held
         entry.took_s = trio.current_time() - began
+
+    async def _loaded(
+        self, entry: Entry, held: ExitStack, read: Read | None
+    ) -> Loaded | LoadedEncoder:
+        on_loading = partial(entry.show, "is loading")
+        if entry.gives != "text":
+            return await load_encoder(entry.config, held, on_loading, tried=True)
+        neighbour = self._neighbour()
+        return await load(
+            entry.config,
+            held,
+            on_loading,
+            partial(entry.show, "is measured"),
+            read=read or partial(load_backend, several=True, measures=neighbour is None),
+            beside=neighbour,
+        )
 
     def _on_base(self, entry: Entry, held: ExitStack) -> Read | None:
         """Return what makes a variant's context; the weights stay in memory for as long as it is there."""
         if entry.base is None or entry.base.deployment is None:
             return None
+        if isinstance(entry.base.deployment, EncoderDeployment):
+            return None  # it has no variants
         held.callback(entry.base.deployment.served.uses.begin())
         backend, adapters = entry.base.deployment.backend, entry.adapters
         return lambda _config, _progress: backend.variant(adapters)

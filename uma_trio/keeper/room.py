@@ -94,8 +94,8 @@ class ModelRoom:
             if (
                 each.estimate is None and each.deployment is not None
             ):  # it was loaded with the daemon
-                backend = each.deployment.backend
-                each.estimate = await trio.to_thread.run_sync(held_by, each, backend)
+                model = each.deployment.served.model
+                each.estimate = await trio.to_thread.run_sync(held_by, each, model)
                 return True
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from uma_trio.backend.base import Adapter, Backend, ModelError
+from uma_trio.backend.base import Adapter, ModelError, ModelFacts
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.keeper.entry import Entry
 from uma_trio.wiring import estimate, try_adapters, variant_estimate
@@ -26,7 +26,7 @@ def tried(entry: Entry) -> Estimate:
     return entry.base.further
 
 
-def held_by(entry: Entry, backend: Backend) -> Estimate:
+def held_by(entry: Entry, model: ModelFacts) -> Estimate:
     """Return what memory a loaded model has; of a variant only its context.
 
     Where its file was removed since, that is what is known of it without: weights and KV cache.
@@ -34,7 +34,7 @@ def held_by(entry: Entry, backend: Backend) -> Estimate:
     try:
         return estimate(entry.config) if entry.base is None else variant_estimate(entry.config)
     except ModelError:
-        model, n_ctx = backend.model, entry.n_ctx
+        n_ctx = entry.n_ctx
         weights = model.weight_bytes if entry.base is None else 0
         needs = Needs(n_ctx, int(weights), 0, int(model.cell_bytes * n_ctx), 0)
         return Estimate(needs, needs)

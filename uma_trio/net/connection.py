@@ -48,7 +48,7 @@ from uma_trio.net.encoded import EncodedRequest
 from uma_trio.net.relay import relay, tell_loading
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.service.answers import Answers
-from uma_trio.service.ask import Refusal
+from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.fair import program_of, works_for
 from uma_trio.service.places import is_quiet
 from uma_trio.service.visibility import Viewer
@@ -360,7 +360,8 @@ class Connection:
     def _on_encode(self, asked: Embed | Rerank) -> None:
         if not self._has_place(asked.id):
             return
-        self._running = encoding = EncodedRequest(asked, self._principal, self._service)
+        origin = Origin(principal=self._principal, door=self._shared.door, name=asked.id)
+        self._running = encoding = EncodedRequest(asked, origin, self._service)
         followed = partial(encoding.relay, self._protocol, self._writer)
         self._requests.send_nowait((asked.id, followed))
 

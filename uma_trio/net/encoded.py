@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import trio
 
 from uma_protocol import (
     CODES,
@@ -21,17 +20,16 @@ from uma_protocol import (
     Usage,
     Vectors,
 )
-from uma_trio.service.ask import Refusal
+from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.embedding import normalised
+from uma_trio.service.encode_request import EncodeRequest, RequestEnded
 
 if TYPE_CHECKING:
     import uma_protocol
     from uma_trio.service.embedding import Embedder
-    from uma_trio.service.embedding import VectorRows as Found
     from uma_trio.service.service import Service
-    from uma_trio.sockets.principal import Principal
     from uma_trio.sockets.writer import Writer
-    from uma_trio.words import Lane
+    from uma_trio.words import Gives, Lane
 
 #: Of vectors in one event, before base64: writing it holds the GIL for about 0.1 ms.
 EVENT_BYTES: Final = 1 << 16
@@ -42,16 +40,14 @@ Result = Vectors | Scores
 class EncodedRequest:
     """A request for vectors or scores while it runs."""
 
-    def __init__(self, asked: Embed | Rerank, principal: Principal, service: Service) -> None:
-        self._asked, self._principal, self._service = asked, principal, service
-        self._handle = service.new_handle()
-        self._began = service.clock()
-        self._scope = trio.CancelScope()
+    def __init__(self, asked: Embed | Rerank, origin: Origin, service: Service) -> None:
+        self._asked, self._service = asked, service
+        self._request = EncodeRequest(service, origin)
         self._n_tokens = 0
 
     def end(self) -> None:
         """End it with `eos`, reason `cancelled`. Idempotent."""
-        self._scope.cancel()
+        self._request.end()
 
     close = end
 
@@ -64,61 +60,55 @@ class EncodedRequest:
         Raises:
             Refusal: it was not accepted, and nothing was sent.
         """
-        last: Eos | None = None
-        with self._scope:
-            try:
-                results = await self._results()
-            except Refusal as refusal:
-                if CODES[refusal.code].fatality is not Fatality.TERMINAL:
-                    raise
-                last = self._last("error", refusal.code, refusal.message)
-                self._service.telemetry.error_sent(refusal.code.value)
-            else:
-                for result in results:
+        asked = self._asked
+        gives: Gives = "vectors" if isinstance(asked, Embed) else "scores"
+        try:
+            async with self._request.encoder(gives, asked.model, exact=True) as encoder:
+                for result in await self._results(encoder):
                     writer.write(protocol.send(result))
                     await writer.flushed()
                 last = self._last("stop")
-        writer.write(protocol.send(last or self._last("cancelled")))
+        except Refusal as refusal:
+            if CODES[refusal.code].fatality is not Fatality.TERMINAL:
+                raise
+            last = self._failed(refusal.code, refusal.message)
+        except RequestEnded as ended:
+            if ended.code is None:
+                last = self._last("cancelled")
+            else:
+                last = self._failed(Code(ended.code), ended.message or "")
+        writer.write(protocol.send(last))
         await writer.flushed()
         protocol.flushed()
 
-    async def _results(self) -> Iterator[Result]:
-        asked = self._asked
+    async def _results(self, encoder: Embedder) -> Iterator[Result]:
+        asked, request = self._asked, self._request
         if isinstance(asked, Embed):
-            embedder = self._service.encoder("embed", asked.model)
-            width = _width(asked, embedder)
-            found = await embedder.vectors(asked.input, self._principal, truncate=asked.truncate)
+            width = encoder.width(asked.dimensions)
+            found = await encoder.vectors(asked.input, request, truncate=asked.truncate)
             self._n_tokens = found.n_tokens
-            values = await embedder.run_blocking(lambda: normalised(found.values[:, :width]))
+            values = await encoder.run_blocking(lambda: normalised(found.values[:, :width]))
             return _vectors(asked.id, values.astype("<f4", copy=False))
-        ranker = self._service.encoder("rank", asked.model)
-        found = await ranker.scores(
-            asked.query, asked.documents, self._principal, truncate=asked.truncate
-        )
+        found = await encoder.scores(asked.query, asked.documents, request, truncate=asked.truncate)
         self._n_tokens = found.n_tokens
-        return iter([await ranker.run_blocking(lambda: _scores(asked, found))])
+        best = await encoder.run_blocking(lambda: found.best(asked.top_n))
+        return iter([Scores(asked.id, tuple(Score(at, score) for at, score in best))])
+
+    def _failed(self, code: Code, why: str) -> Eos:
+        self._service.telemetry.error_sent(code.value)
+        return self._last("error", code, why)
 
     def _last(self, reason: uma_protocol.Reason, code: Code | None = None, why: str = "") -> Eos:
-        took_ms = round((self._service.clock() - self._began) * 1e3, 3)
+        took_ms = round((self._service.clock() - self._request.arrived) * 1e3, 3)
         return Eos(
             id=self._asked.id,
             reason=reason,
             usage=Usage(self._n_tokens, 0),
             timings=Timings(queue_ms=0.0, total_ms=took_ms, tokens_per_s=0.0),
-            request=self._handle,
+            request=self._request.handle,
             code=None if code is None else code.value,
             message=why or None,
         )
-
-
-def _width(asked: Embed, embedder: Embedder) -> int:
-    """Return how many numbers of a vector are asked for. Raises :class:`Refusal`."""
-    most = embedder.info.width
-    width = asked.dimensions or most
-    if width > most:
-        why = f"dimensions must be at most {most}, what {embedder.names[0]} makes"
-        raise Refusal(Code.E_PROTO_003, why, field="dimensions")
-    return width
 
 
 def _vectors(request: str, values: np.ndarray) -> Iterator[Vectors]:
@@ -127,10 +117,3 @@ def _vectors(request: str, values: np.ndarray) -> Iterator[Vectors]:
     for first in range(0, len(values), at_once):
         part = values[first : first + at_once]
         yield Vectors(request, first, tuple(row.tobytes() for row in part))
-
-
-def _scores(asked: Rerank, found: Found) -> Scores:
-    """Return the event of scores, the best document first. There are at most 4,000."""
-    scores = found.values[:, 0]
-    best = np.argsort(-scores, kind="stable")[: asked.top_n]
-    return Scores(asked.id, tuple(Score(int(at), float(scores[at])) for at in best))

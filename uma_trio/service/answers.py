@@ -23,7 +23,7 @@ from uma_trio.service.generation import AnswerHost, Generation
 from uma_trio.service.served import ServedModel
 from uma_trio.service.stream import Reader
 from uma_trio.text.asked import Prepared
-from uma_trio.words import Lane
+from uma_trio.words import Gives, Lane
 
 Burst = tuple[int, list[StreamItem]]
 """Which of the answers, and the items of it that are to be shown."""
@@ -47,6 +47,8 @@ class RequestHost(AnswerHost, Protocol):
         name: str | None,
         waits: Callable[[Awaited], None] | None = None,
         payer: str = "",
+        *,
+        gives: Gives | None = None,
     ) -> ServedModel:
         """Return the model of this name, once it is loaded, as the service does. Raises :class:`Refusal`."""
 
@@ -238,7 +240,7 @@ class Answers:
             name = service.with_adapters(ask.model, ask.lora)
             try:
                 payer = self._origin.principal.counts_as
-                served = await service.ready(name, self._wait_for, payer)
+                served = await service.ready(name, self._wait_for, payer, gives="text")
             finally:
                 self._set_awaited(None)
             self._uses(served)

@@ -1,4 +1,4 @@
-"""VectorRows and scores of texts: what an encoder may be asked, and the way to it and back.
+"""Vectors and scores of texts: what an encoder may be asked, and the way to it and back.
 
 A request is tokenised in a helper thread, waits with those of other users for the engine, and is answered when the
 last of its inputs is encoded. Cancelled, it leaves the engine's queue.
@@ -6,9 +6,7 @@ last of its inputs is encoded. Cancelled, it leaves the engine's queue.
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,13 +14,13 @@ import trio
 from attrs import define, field, frozen
 
 from uma_protocol.errors import Code
-from uma_trio.backend.base import FloatArray, IntArray, ModelError, Vocabulary
+from uma_trio.backend.base import FloatArray, IntArray, Vocabulary
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.messages import Encode, Encoded, EncoderKind, StopEncoding
-from uma_trio.service.ask import Refusal
+from uma_trio.engine.messages import Encode, Encoded, StopEncoding
+from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.fair import RunBlocking
-from uma_trio.sockets.principal import Principal
+from uma_trio.words import Gives
 
 MAX_INPUTS: Final = 16_384
 """Texts of one request."""
@@ -38,8 +36,6 @@ EUCLID: Final = 2
 """The norm by which vectors have length 1, unless somebody asks for another."""
 _INT16: Final = np.float32(32_760)
 _AGAIN_S: Final = 1.0
-_TRY_S: Final = 30.0  # until there may be memory for a model
-_LOOK_S: Final = 0.25
 
 Input = str | IntArray | tuple[str | IntArray, ...]
 """A text, its tokens, or both by turns."""
@@ -52,47 +48,64 @@ class VectorRows:
     values: FloatArray
     n_tokens: int
 
+    def best(self, most: int | None = None) -> list[tuple[int, float]]:
+        """Return the numbers and the scores of the best documents, the best first; None: of all."""
+        scores = self.values[:, 0]
+        order = np.argsort(-scores, kind="stable")[:most]
+        return list(zip(order.tolist(), scores[order].tolist(), strict=True))
 
-class Lazy(Protocol):
-    """What has its weights in memory only while it is used (:mod:`uma_trio.backend.lazy_encoder`)."""
+
+class TextsRequest(Protocol):
+    """A request for vectors or scores."""
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether they are there."""
+    def handle(self) -> int:
+        """The handle, unique for the life of the daemon."""
 
-    def load(self) -> None:
-        """Load them; in a helper thread. Raises :class:`ModelError`."""
+    @property
+    def origin(self) -> Origin:
+        """Who asked."""
 
-    def unload(self) -> bool:
-        """Free them; in a helper thread."""
+    @property
+    def arrived(self) -> float:
+        """When it came, on the engines' clock."""
 
 
 @define(eq=False)
 class Embedder:
     """One encoder, as front ends see it. For trio's thread.
 
-    `names` are what requests may call it by, the first one is shown. One that is `lazy` is loaded by the first request,
-    and freed by :meth:`unload_idle` when no request had it for `ttl_s`.
+    `name` is what messages call it. `debts` are what its loading cost, by who caused it, until that is charged.
     """
 
-    kind: EncoderKind
     info: EncoderInfo
     vocabulary: Vocabulary
     inbox: Inbox
     run_blocking: RunBlocking
-    names: tuple[str, ...]
-    draining: Callable[[], bool] = lambda: False
-    lazy: Lazy | None = None
-    ttl_s: float = math.inf
-    _handles: itertools.count[int] = field(factory=itertools.count, init=False)
+    name: str
+    debts: dict[str, float] = field(factory=dict)
     _waiting: int = field(default=0, init=False)
     _held: int = field(default=0, init=False)
-    _none: trio.Event = field(factory=trio.Event, init=False)
-    _loading: trio.Lock = field(factory=trio.Lock, init=False)
-    _used_at: float = field(default=-math.inf, init=False)
+
+    @property
+    def gives(self) -> Gives:
+        """What it makes of a text."""
+        return "scores" if self.info.ranks else "vectors"
+
+    def width(self, dimensions: int | None) -> int:
+        """Return how many numbers of a vector are asked for; None asks for all.
+
+        Raises:
+            Refusal: it makes fewer.
+        """
+        most = self.info.width
+        if dimensions is not None and dimensions > most:
+            why = f"dimensions must be at most {most}, what {self.name} makes"
+            raise Refusal(Code.E_PROTO_003, why, field="dimensions")
+        return dimensions or most
 
     async def vectors(
-        self, inputs: Sequence[Input], whose: Principal, *, truncate: bool = False
+        self, inputs: Sequence[Input], request: TextsRequest, *, truncate: bool = False
     ) -> VectorRows:
         """Return a vector of each text or list of tokens, in order. With `truncate` long inputs lose their end.
 
@@ -105,10 +118,10 @@ class Embedder:
                 (self._tokens(each, at, truncate) for at, each in enumerate(inputs)), "input"
             )
         )
-        return await self._encoded(tokens, whose)
+        return await self._encoded(tokens, request)
 
     async def scores(
-        self, query: str, documents: Sequence[str], whose: Principal, *, truncate: bool = False
+        self, query: str, documents: Sequence[str], request: TextsRequest, *, truncate: bool = False
     ) -> VectorRows:
         """Return the scores of documents for a query, in order; the first number of each is to be used.
 
@@ -119,41 +132,7 @@ class Embedder:
         tokens = await self.run_blocking(
             lambda: _bounded(self._pairs(query, documents, truncate=truncate), "documents")
         )
-        return await self._encoded(tokens, whose)
-
-    async def wait_until_idle(self) -> None:
-        """Wait until no request waits for an answer."""
-        while self._waiting:
-            self._none = trio.Event()
-            await self._none.wait()
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether its weights are in memory."""
-        return self.lazy is None or self.lazy.is_loaded
-
-    async def unload_idle(self) -> None:
-        """Free the weights whenever no request had them for `ttl_s`, until cancelled; at once if they stay."""
-        while self.lazy is not None and self.ttl_s < math.inf:
-            left_s = self._used_at + self.ttl_s - trio.current_time()
-            if left_s <= 0 and not self._waiting and self.lazy.is_loaded:
-                async with self._loading:
-                    if not self._waiting:
-                        await self.run_blocking(self.lazy.unload)
-            await trio.sleep(min(max(left_s, _LOOK_S), self.ttl_s))
-
-    async def _ready(self) -> None:
-        """Return when the weights are there. Raises :class:`Refusal`."""
-        if self.lazy is None:
-            return
-        async with self._loading:  # they may be about to be freed
-            if self.lazy.is_loaded:
-                return
-            try:
-                await self.run_blocking(self.lazy.load)
-            except ModelError as error:
-                why = f"{self.names[0]} cannot be loaded: {error}"
-                raise Refusal(Code.E_MODEL_001, why, retry_after_s=_TRY_S) from error
+        return await self._encoded(tokens, request)
 
     # --- tokens; in a helper thread ---
 
@@ -210,7 +189,7 @@ class Embedder:
     def _too_long(self, field: str, tokens: int, most: int) -> Refusal:
         return Refusal(
             Code.E_LIMIT_004,
-            f"{field} is too large: it has {tokens} tokens, and {self.names[0]} takes {most}; split it, or set truncate",
+            f"{field} is too large: it has {tokens} tokens, and {self.name} takes {most}; split it, or set truncate",
             field=field,
             prompt_tokens=tokens,
             context=most,
@@ -227,22 +206,20 @@ class Embedder:
         if n > most:
             why = f"{field} has {n} texts, more than {most}; send fewer at once"
             raise Refusal(Code.E_LIMIT_001, why, field=field)
-        if self.draining():
-            raise Refusal(Code.E_LIFECYCLE_001, "the daemon is stopping", retry_after_s=_AGAIN_S)
         if self._waiting >= MAX_WAITING:
-            why = f"{self._waiting} requests wait for {self.names[0]}; try again"
+            why = f"{self._waiting} requests wait for {self.name}; try again"
             raise Refusal(Code.E_LIMIT_003, why, retry_after_s=_AGAIN_S)
 
-    async def _encoded(self, inputs: list[IntArray], whose: Principal) -> VectorRows:
+    async def _encoded(self, inputs: list[IntArray], request: TextsRequest) -> VectorRows:
         order = await self.run_blocking(
             lambda: sorted(range(len(inputs)), key=lambda at: len(inputs[at]), reverse=True)
         )
         n_tokens = await self.run_blocking(lambda: sum(map(len, inputs)))
         held = n_tokens + len(inputs) * self.info.width
         if self._held + held > MAX_HELD:
-            why = f"long requests wait for {self.names[0]}, and there is no memory for more; try again"
+            why = f"long requests wait for {self.name}, and there is no memory for more; try again"
             raise Refusal(Code.E_LIMIT_003, why, retry_after_s=_AGAIN_S)
-        handle, user = next(self._handles), whose.counts_as
+        handle, user = request.handle, request.origin.principal.counts_as
         answers: list[Encoded] = []
         answered = trio.Event()
 
@@ -253,19 +230,16 @@ class Embedder:
         self._waiting += 1
         self._held += held
         try:
-            await self._ready()
             if self.inbox.closed:
                 raise Refusal(Code.E_RUNTIME_004, "the engine has stopped")
-            self.inbox.put(Encode(handle, self.kind, user, inputs, order, reply))
+            owes_s = self.debts.pop(user, 0.0)
+            self.inbox.put(Encode(handle, user, inputs, order, reply, request.arrived, owes_s))
             await answered.wait()
         finally:
             self._waiting -= 1
             self._held -= held
-            self._used_at = trio.current_time()
-            if not self._waiting:
-                self._none.set()
             if not answers:
-                self.inbox.put(StopEncoding(handle, self.kind))
+                self.inbox.put(StopEncoding(handle))
         found = answers[0]
         if found.vectors is None:
             raise Refusal(Code(found.code), found.message)

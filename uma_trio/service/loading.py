@@ -22,14 +22,14 @@ class WaitsForModel:
     :meth:`end` cancels `scope`, in which the front end has to wait; `ended` has the code and the message then.
     """
 
-    model = None
+    model: str | None = None
     choice = 0
 
     def __init__(
-        self, handle: int, origin: Origin, lane: Lane, awaited: Awaited, arrived: float
+        self, handle: int, origin: Origin, lane: Lane, awaited: Awaited | None, arrived: float
     ) -> None:
         self.handle, self.origin, self.lane = handle, origin, lane
-        self.awaited: Awaited | None = awaited
+        self.awaited = awaited
         self.arrived = arrived
         self.scope = trio.CancelScope()
         self.ended: tuple[str | None, str | None] | None = None

@@ -25,6 +25,7 @@ from uma_trio.service.checks import (
 )
 from uma_trio.service.compiling import COMPILE_S as COMPILE_S
 from uma_trio.service.compiling import RunFor, unqueued
+from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import RunBlocking, UserProgram, program_of
 from uma_trio.service.pulse import Pulse
 from uma_trio.service.snapshots import Snapshots
@@ -36,6 +37,7 @@ from uma_trio.text.preparing import Preparation
 from uma_trio.text.replying import Derivation as Derivation
 from uma_trio.text.shape import NotChecked, Unconstrainable, Unknown
 from uma_trio.text.veil import Unrenderable
+from uma_trio.words import Gives
 
 Answer = TypeVar("Answer")
 
@@ -102,7 +104,8 @@ class ServedModel:
     """One loaded model. For trio's thread only.
 
     `slots` is the number of requests that are computed at once. `run_compiling` runs what compiles
-    shapes; without it `run_blocking` does. `telemetry` counts what is shown of its answers.
+    shapes; without it `run_blocking` does. `telemetry` counts what is shown of its answers. One with an `embedder` makes vectors or
+    scores, and writes no text.
     """
 
     def __init__(
@@ -117,11 +120,13 @@ class ServedModel:
         run_blocking: RunBlocking,
         run_compiling: RunFor | None = None,
         defaults: Mapping[str, float] | None = None,
+        embedder: Embedder | None = None,
     ) -> None:
         self.model = model
         self.slots = slots
         self.bounds = bounds
         self.inbox = inbox
+        self._embedder = embedder
         self.telemetry = telemetry
         self._snapshots = snapshots = Snapshots(inbox)
         #: The load, for routers.
@@ -129,11 +134,13 @@ class ServedModel:
         #: How tokens are chosen where a request does not say.
         self.defaults: Mapping[str, float] = defaults or {}
         #: What its loading cost, by who caused it (:attr:`Principal.counts_as`), until that is charged.
-        self.debts: dict[str, float] = {}
+        self.debts: dict[str, float] = {} if embedder is None else embedder.debts
         #: While there is one, the model is not unloaded.
         self.uses = Uses()
         self._front_end = front_end
         self._run_blocking = self.uses.during(run_blocking)
+        if embedder is not None:
+            embedder.run_blocking = self.uses.during(embedder.run_blocking)
         self._run_compiling = self._compiling_by(run_compiling or unqueued(run_blocking))
 
     def _compiling_by(self, run: RunFor) -> RunFor:
@@ -152,6 +159,34 @@ class ServedModel:
     def names(self) -> tuple[str, ...]:
         """What requests may call it; the first one is shown."""
         return (self.bounds.model, *self.bounds.aliases)
+
+    @property
+    def gives(self) -> Gives:
+        """What it makes of a text."""
+        return "text" if self._embedder is None else self._embedder.gives
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it is left out of messages: where it may be, its entry among the configured models says so."""
+        return False
+
+    @property
+    def encoder(self) -> Embedder:
+        """What makes vectors or scores of texts.
+
+        Raises:
+            Refusal: it writes text.
+        """
+        if self._embedder is None:
+            raise Refusal(Code.E_MODEL_002, f"{self.bounds.model} writes text")
+        return self._embedder
+
+    @property
+    def room(self) -> int:
+        """How many tokens it takes at once, at the most."""
+        if self._embedder is not None:
+            return self._embedder.info.n_ctx * self._embedder.info.max_inputs
+        return self.bounds.n_ctx_seq * self.slots
 
     @property
     def is_alive(self) -> bool:

@@ -10,20 +10,20 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 from attrs import evolve
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import Adapter
-from uma_trio.engine.messages import EncoderKind, Snapshot
+from uma_trio.engine.messages import Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded, RequestRecord
 from uma_trio.service import loading
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
+from uma_trio.service.choice import Choosable, instead, mismatch, none_gives, unknown
 from uma_trio.service.directory import Directory, RunningRequest
-from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.playout import Playout
 from uma_trio.service.pulse import Pulse
@@ -38,9 +38,8 @@ from uma_trio.service.timer import Timer
 from uma_trio.service.variants import by_list
 from uma_trio.service.visibility import Running
 from uma_trio.sockets.principal import Principal
-from uma_trio.spelling import nearest
 from uma_trio.telemetry.outlook import Outlook
-from uma_trio.words import Lane
+from uma_trio.words import Gives, Lane
 
 _NOT_YOURS = (
     "that request is another user's; ask as that user, as the user that runs the daemon, or with an "
@@ -48,13 +47,12 @@ _NOT_YOURS = (
 )
 _KEPT: Final = 64  # records of requests of unloaded models; as many as an engine tells at once
 _ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
-_ENCODERS: Final[Mapping[EncoderKind, tuple[str, str]]] = {
-    "embed": ("--embedding-model", "vectors"),
-    "rank": ("--rerank-model", "scores"),
-}
 _ONLY: Final = "this model is not in the section `models` of the settings file, and stays loaded"
-_IN_USE: Final = "requests use or wait for the model, or encoders compute beside it; end its requests first: uma-trio ps"
+_IN_USE: Final = "requests use or wait for the model; end them first: uma-trio ps"
 _STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
+
+
+Found = TypeVar("Found", bound=Choosable)
 
 
 class Service:
@@ -89,8 +87,6 @@ class Service:
         self.thread_share = ThreadShare(clock, lambda: len(directory) > 0)
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
-        #: The models that make vectors and scores, by what they do.
-        self.embedders: Mapping[str, Embedder] = {}
         self.draining = False
         self.log_request = log_request
         self._models: list[ServedModel] = []
@@ -139,8 +135,18 @@ class Service:
 
     @property
     def default(self) -> ServedModel:
-        """The model of requests that name none."""
-        return self._models[0]
+        """The model of requests that name none: the first that writes text, if one does."""
+        return instead(self._models, None, None) or self._models[0]
+
+    def require(self, gives: Gives) -> None:
+        """Refuse what no model, loaded or not, makes of a text. Raises :class:`Refusal`."""
+        if all(one.gives != gives for one in self._choosable):
+            raise none_gives(gives, [one for one in self._choosable if not one.hidden])
+
+    @property
+    def _choosable(self) -> Sequence[ServedModel | ShelfEntry]:
+        """All models, loaded or not, without adapters."""
+        return self._models if self.shelf is None else self.shelf.bases
 
     @property
     def slots(self) -> int:
@@ -152,32 +158,62 @@ class Service:
         name: str | None,
         waits: Callable[[ShelfEntry], None] | None = None,
         payer: str = "",
+        *,
+        gives: Gives | None = None,
+        exact: bool = False,
     ) -> ServedModel:
         """Return the model of this name, once it is loaded: a use of it has to begin before the next checkpoint.
 
         `waits` is called with a model that is not loaded yet. Cancelled, it leaves a load that nobody else
-        waits for undone. `payer` is whose machine time a loading for this request is.
+        waits for undone. `payer` is whose machine time a loading for this request is. With `gives` it has to make that of
+        a text; a name that none has is that of the only one which does, but not if it has to be `exact`.
 
         Raises:
-            Refusal: there is none of this name, or it cannot be loaded.
+            Refusal: there is none of this name, it makes something else, or it cannot be loaded.
         """
-        shelf, entry = self.shelf, self.entry(name)
-        if shelf is None or entry is None:
-            return self.find(name)
+        shelf = self.shelf
+        if shelf is None:
+            return self._required(self._loaded(name, gives, exact=exact), name, gives)
+        entry = self._required(self.entry(name, gives, exact=exact), name, gives)
         if waits is not None and entry.wait:
             waits(entry)
         return await shelf.ready(entry, payer)
 
-    def entry(self, name: str | None) -> ShelfEntry | None:
-        """Return the configured model of this name, loaded or not; None if there is none, or only one model."""
+    def entry(
+        self, name: str | None, gives: Gives | None = None, *, exact: bool = False
+    ) -> ShelfEntry | None:
+        """Return the configured model of this name, loaded or not, whatever it gives; None if there is none, or only one model.
+
+        Who names none, or one that is not there, gets the model that `gives` what is asked, as in :meth:`ready`.
+        """
         shelf = self.shelf
         if shelf is None:
             return None
-        if name is None:
-            found: ShelfEntry = shelf.entries[0]
+        one: ShelfEntry | None = None
+        if name is not None:
+            one = shelf.find(name) or shelf.find(name.removesuffix(_ANY_TAG))
+        return one or instead(shelf.bases, name, gives, exact=exact)
+
+    def _loaded(
+        self, name: str | None, gives: Gives | None = None, *, exact: bool = False
+    ) -> ServedModel | None:
+        """Return the loaded model of this name, as :meth:`entry`."""
+        for each in () if name is None else (name, name.removesuffix(_ANY_TAG)):
+            for served in self._models:
+                if served.bounds.names(each):
+                    return served
+        return instead(self._models, name, gives, exact=exact)
+
+    def _required(self, found: Found | None, name: str | None, gives: Gives | None) -> Found:
+        """Return what was found if it gives what is asked. Raises :class:`Refusal`."""
+        if found is not None and (gives is None or found.gives == gives):
             return found
-        one: ShelfEntry | None = shelf.find(name) or shelf.find(name.removesuffix(_ANY_TAG))
-        return shelf.entries[0] if one is None and shelf.is_one else one
+        models = [one for one in self._choosable if not one.hidden]
+        if found is not None and gives is not None:
+            raise mismatch(found, gives, models)
+        if gives is not None:
+            self.require(gives)
+        raise unknown(name or "", [one for one in models if gives in (None, one.gives)])
 
     def adapters(self, name: str | None) -> Sequence[Adapter]:
         """Return the adapters that requests may use with a model.
@@ -208,32 +244,20 @@ class Service:
         return shelf.with_adapters(entry, asked)
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the loaded model of this name. The only one is returned under any name.
+        """Return the loaded model of this name, whatever it gives. The only one is returned under any name.
 
         Raises:
             Refusal: there are several, and none has this name, or it is not loaded.
         """
-        shelf = self.shelf
-        if name is None or (shelf is None and len(self._models) == 1):
+        if name is None:
             return self.default
-        for each in (name, name.removesuffix(_ANY_TAG)):
-            for served in self._models:
-                if served.bounds.names(each):
-                    return served
-        if (entry := self.entry(name)) is not None:
-            if shelf is not None and shelf.is_one and entry is shelf.entries[0]:
-                return self.default
-            why = f"{entry.names[0]} is {entry.state}; a request for an answer loads it"
-            raise Refusal(Code.E_MODEL_001, why)
-        shown = [] if shelf is None else [each for each in shelf.entries if not each.hidden]
-        names = [one for served in (*self._models, *shown) for one in served.names]
-        primary = [served.bounds.model for served in self._models] if shelf is None else []
-        raise Refusal(
-            Code.E_MODEL_002,
-            f"no model is called {name[:256]}{nearest(name, names)}; this daemon serves "
-            f"{', '.join([*primary, *(each.names[0] for each in shown)])}",
-            field="model",
-        )
+        if self.shelf is None:
+            return self._required(self._loaded(name), name, None)
+        entry = self._required(self.entry(name), name, None)
+        if (served := self._loaded(entry.names[0], exact=True)) is not None:
+            return served
+        why = f"{entry.names[0]} is {entry.state}; a request for an answer loads it"
+        raise Refusal(Code.E_MODEL_001, why)
 
     async def load(self, name: str) -> str:
         """Load a model, and return what it is called. Cancelled, it ends a loading that nobody else waits for.
@@ -270,22 +294,6 @@ class Service:
         """Return the model that has a request, or had it recently; else the default one."""
         name = self.directory.name_of(handle).model
         return next((one for one in self._models if one.bounds.model == name), self.default)
-
-    def encoder(self, kind: EncoderKind, name: str | None = None) -> Embedder:
-        """Return the model that makes vectors or scores.
-
-        Raises:
-            Refusal: none is loaded, or it is not called so.
-        """
-        found = self.embedders.get(kind)
-        if found is None:
-            option, makes = _ENCODERS[kind]
-            why = f"no model that makes {makes} is loaded: start the daemon with {option} MODEL"
-            raise Refusal(Code.E_MODEL_002, why)
-        if name is not None and name not in found.names:
-            why = f"no model that makes {_ENCODERS[kind][1]} is called {name[:256]}: this daemon has {found.names[0]}"
-            raise Refusal(Code.E_MODEL_002, why, field="model")
-        return found
 
     # --- requests ---
 
@@ -406,10 +414,12 @@ class Service:
         return self.telemetry.snapshot() if model is None else self.find(model).telemetry.snapshot()
 
     def metrics_of_each(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return every metric of each loaded model, by the model's name; nothing where only one is configured."""
-        if len(self._models) < 2 and (self.shelf is None or len(self.shelf.entries) < 2):
+        """Return every metric of each loaded model, by the model's name; nothing where only one writes."""
+        shelf, writers = self.shelf, [one for one in self._models if one.gives == "text"]
+        every = writers if shelf is None else [e for e in shelf.entries if e.gives == "text"]
+        if max(len(writers), len(every)) < 2:
             return {}
-        return {served.bounds.model: served.telemetry.snapshot() for served in self._models}
+        return {served.bounds.model: served.telemetry.snapshot() for served in writers}
 
     def move(self, handle: int, lane: Lane, by: Principal) -> bool:
         """Move a request to a lane; False if the handle is unknown.
@@ -444,8 +454,6 @@ class Service:
     async def wait_until_idle(self) -> None:
         """Wait until no request is under way."""
         await self.directory.wait_until_empty()
-        for embedder in self.embedders.values():
-            await embedder.wait_until_idle()
 
     def stop_taking(self) -> None:
         """Refuse all further requests."""

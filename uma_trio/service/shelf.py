@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from uma_trio.backend.base import Adapter
 from uma_trio.service.served import ServedModel
+from uma_trio.words import Gives
 
 
 class ShelfEntry(Protocol):
@@ -15,6 +16,10 @@ class ShelfEntry(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """What requests may call it."""
+
+    @property
+    def gives(self) -> Gives:
+        """What it makes of a text."""
 
     @property
     def known(self) -> Sequence[Adapter]:
@@ -62,8 +67,8 @@ class Shelf(Protocol[EntryT]):
     entries: Sequence[EntryT]
 
     @property
-    def is_one(self) -> bool:
-        """Whether there is one model only, without or with adapters."""
+    def bases(self) -> Sequence[EntryT]:
+        """The models without adapters."""
 
     def with_adapters(self, entry: EntryT, asked: Sequence[Mapping[str, object]]) -> str:
         """Return the name of a model with these adapters in place of its own. Raises :class:`Refusal`."""

@@ -63,7 +63,7 @@ async def latest(service: Service, viewer: Viewer, ticks: int, now: float) -> tu
     Of long ones fewer: together they fit into a frame.
     """
     looks, room, found = Looks(service.directory, viewer), MAX_BYTES // 2, []
-    several = len(service.models) > 1
+    several = sum(served.gives == "text" for served in service.models) > 1
     every = [
         (record.at, served.bounds.model if several else None, record)
         for served in service.models

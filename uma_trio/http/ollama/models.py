@@ -16,7 +16,7 @@ from uma_trio import __version__
 from uma_trio.http.asking import MODEL
 from uma_trio.http.fields import Field, fields_of, honoured, ignored
 from uma_trio.http.ollama.fields import required_model, tagged
-from uma_trio.http.openai.models import listed, not_loaded, shown
+from uma_trio.http.openai.models import CAPABILITIES, listed, not_loaded, shown
 from uma_trio.http.page import is_browser, to_page
 from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.exchange import Exchange
@@ -46,7 +46,7 @@ async def tags(exchange: Exchange, shared: Shared) -> Reply:
     named = [(each, name) for each in shown(shared) for name in listed(each)]
     loaded = [_entry(name, each) for each, name in named]
     absent = [_absent(each) for each in not_loaded(shared)]
-    return _json({"models": [*loaded, *absent, *_encoders(shared)]})
+    return _json({"models": [*loaded, *absent]})
 
 
 async def ps(exchange: Exchange, shared: Shared) -> Reply:
@@ -58,7 +58,6 @@ async def ps(exchange: Exchange, shared: Shared) -> Reply:
                 | {"expires_at": _until(each), "context_length": each.served.bounds.n_ctx_seq}
                 for each in shown(shared)
             ]
-            + [one | {"expires_at": _NEVER} for one in _encoders(shared)]
         }
     )
 
@@ -81,7 +80,7 @@ async def show(exchange: Exchange, shared: Shared) -> Reply:
     served = shared.served
     with shared.using_loaded(served):
         derived = await served.derivation()
-    can = ["completion"]
+    can = [CAPABILITIES[served.gives]]
     if derived is not None:
         can += ["tools", "thinking"] if derived.can_reason else ["tools"]
     return _json(
@@ -122,25 +121,9 @@ def _entry(name: str, shared: Shared) -> dict[str, Any]:
         "model": tagged(name),
         "modified_at": _since(shared),
         "size": info.size_bytes,
-        "digest": _id(shared),
+        "digest": _digest(info.path, info.size_bytes, info.n_params),
         "details": _details(shared),
     }
-
-
-def _encoders(shared: Shared) -> list[dict[str, Any]]:
-    """Describe the models that make vectors and scores; their context is the longest text."""
-    return [
-        {
-            "name": tagged(one.names[0]),
-            "model": tagged(one.names[0]),
-            "modified_at": _since(shared),
-            "size": one.info.size_bytes,
-            "digest": _digest(one.info.path, one.info.size_bytes, one.info.n_params),
-            "details": details_of({}, one.info.description, one.info.n_params),
-            "context_length": one.info.n_ctx,
-        }
-        for one in shared.service.embedders.values()
-    ]
 
 
 def _absent(entry: ShelfEntry) -> dict[str, Any]:
@@ -156,13 +139,8 @@ def _since(shared: Shared) -> str:
     return datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _id(shared: Shared) -> str:
-    """Return what tells the model from others; reading the file for its digest would take a minute."""
-    info = shared.served.model
-    return _digest(info.path, info.size_bytes, info.n_params)
-
-
 def _digest(path: str, size_bytes: int, n_params: int) -> str:
+    """Return what tells a model from others; reading the file for its digest would take a minute."""
     about = f"{PurePath(path).name} {size_bytes} {n_params}"
     return hashlib.sha256(about.encode("utf-8", "replace")).hexdigest()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,18 +14,27 @@ from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.embedding import Embedder
 from uma_trio.service.shelf import ShelfEntry
+from uma_trio.words import Gives
 
 NAMED: tuple[Field, ...] = (
     honoured("model", Text(1, 256, printable=True), "a name of a configured model", required=True),
 )
 
 
+CAPABILITIES: Final[Mapping[Gives, str]] = {
+    "text": "completion",
+    "vectors": "embedding",
+    "scores": "rerank",
+}
+"""What Ollama and llama-server call what a model does."""
+
+
 async def models(exchange: Exchange, shared: Shared) -> Reply:
-    """List the loaded models, those that write once under each name that the operator gave them."""
+    """List the models, loaded ones once under each name that the operator gave them."""
     named = [(each, name) for each in shown(shared) for name in listed(each)]
     if _is_anthropics(exchange):
+        named = [(each, name) for each, name in named if each.served.gives == "text"]
         entries = [_entry(each, name) for each, name in named]
         ids: list[str | None] = [name for _, name in named]
         ids = ids or [None]
@@ -32,7 +42,6 @@ async def models(exchange: Exchange, shared: Shared) -> Reply:
         return _json({"data": entries, **ends, "has_more": False})
     models = [_model(each, name) for each, name in named]
     models += [_unloaded(one) for one in not_loaded(shared)]
-    models += [_encoder(shared, one) for one in shared.service.embedders.values()]
     return _json(
         {"object": "list", "data": models, "models": [_native(each) for each in shown(shared)]}
     )
@@ -154,30 +163,11 @@ def _model(shared: Shared, name: str) -> dict[str, Any]:
     }
 
 
-def _encoder(shared: Shared, embedder: Embedder) -> dict[str, Any]:
-    """Return a model that makes vectors or scores."""
-    info = embedder.info
-    return {
-        "id": embedder.names[0],
-        "object": "model",
-        "created": shared.started,
-        "owned_by": "uma-trio",
-        "aliases": list(embedder.names[1:]),
-        "max_model_len": info.n_ctx,
-        "meta": {
-            "n_ctx": info.n_ctx,
-            "n_ctx_train": info.n_ctx,
-            "n_vocab": embedder.vocabulary.n_vocab,
-            "n_embd": info.width,
-            "n_params": info.n_params,
-            "size": info.size_bytes,
-        },
-    }
-
-
 def _native(shared: Shared) -> dict[str, Any]:
+    """Return a model as llama-server lists it, with what Ollama calls its capabilities."""
     name = shared.served.bounds.model
-    return {"name": name, "model": name, "type": "model", "capabilities": ["completion"]}
+    can = CAPABILITIES[shared.served.gives]
+    return {"name": name, "model": name, "type": "model", "capabilities": [can]}
 
 
 def _json(document: object) -> Reply:

@@ -110,8 +110,7 @@ class Shared:
 
     def limits(self, *, with_ids: bool = False) -> JsonLimits:
         """Return what a body may hold; `with_ids`: besides as many token ids as have a place."""
-        rooms = (served.bounds.n_ctx_seq * served.slots for served in self.service.models)
-        context = max(rooms) if with_ids else 0
+        context = max(one.room for one in self.service.models) if with_ids else 0
         settings = self.settings
         return JsonLimits(
             values=settings.body_values + min(context, _MAX_IDS), text=settings.max_prompt_bytes

@@ -1,0 +1,72 @@
+"""A request for vectors or scores: listed, explained and ended by its handle like any other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from uma_protocol.errors import Code
+from uma_trio.service.ask import Origin, Refusal
+from uma_trio.service.directory import Awaited
+from uma_trio.service.loading import WaitsForModel
+from uma_trio.words import Gives, Lane
+
+if TYPE_CHECKING:
+    from uma_trio.service.embedding import Embedder
+    from uma_trio.service.service import Service
+
+_AGAIN_S: Final = 1.0
+
+
+class RequestEnded(Exception):
+    """Somebody ended the request: as cancelled, or with an error code and a message."""
+
+    def __init__(self, code: str | None, message: str | None) -> None:
+        super().__init__(message or "the request was cancelled")
+        self.code, self.message = code, message
+
+
+class EncodeRequest(WaitsForModel):
+    """One request for vectors or scores, from when it came. Its texts are computed in the time that readers leave."""
+
+    def __init__(self, service: Service, origin: Origin) -> None:
+        super().__init__(service.new_handle(), origin, "background", None, service.clock())
+        self._service = service
+
+    def move_to(self, lane: Lane) -> None:
+        """Do nothing: texts are computed in the time that streams leave, in any lane."""
+
+    def _wait_for(self, awaited: Awaited) -> None:
+        self.awaited = awaited
+
+    @asynccontextmanager
+    async def encoder(
+        self, gives: Gives, name: str | None, *, exact: bool = False
+    ) -> AsyncIterator[Embedder]:
+        """Return the model that is asked for, once it is loaded; until the block ends it stays so, and this is listed.
+
+        A name that no model has is that of the only one that gives this, but not if it has to be `exact`.
+
+        Raises:
+            Refusal: there is none, it cannot be loaded, or the daemon ends.
+            RequestEnded: it was ended meanwhile.
+        """
+        service = self._service
+        if service.draining:
+            raise Refusal(Code.E_LIFECYCLE_001, "the daemon is stopping", retry_after_s=_AGAIN_S)
+        service.directory.add(self)
+        try:
+            with self.scope:
+                payer = self.origin.principal.counts_as
+                served = await service.ready(name, self._wait_for, payer, gives=gives, exact=exact)
+                end = served.uses.begin()
+                try:
+                    self.model, self.awaited = served.bounds.model, None
+                    yield served.encoder
+                finally:
+                    end()
+        finally:
+            service.directory.remove(self)
+        if self.ended is not None:
+            raise RequestEnded(*self.ended)
