@@ -21,6 +21,7 @@ from uma_trio.engine.inbox import Inbox
 from uma_trio.http.anthropic import messages as messages_input
 from uma_trio.http.anthropic.endpoint import Messages
 from uma_trio.http.api import Api
+from uma_trio.http.asking import origin_of
 from uma_trio.http.bias import by_token
 from uma_trio.http.fields import decode, document_of
 from uma_trio.http.llama.completion import Completion
@@ -65,10 +66,11 @@ async def _echo(exchange: Exchange, shared: Shared) -> Reply:
     """Read a body as the text endpoints do, up to what is asked of the engine."""
     with exchange.body() as data:
         document = document_of(data, shared.limits())
+    origin = origin_of(exchange, shared, "fuzzed")
     for api in _APIS:
         needed = {field.name: "x" for field in api.fields if field.required}
         body = decode(api.fields, needed | document, strict=False)
-        api(await by_token(body, shared), exchange.request, shared).asks()
+        api(await by_token(body, shared), exchange.head, shared, origin).asks()
     if "tools" in document:
         messages_input.tools_of(document["tools"], _aside)
         responses_input.tools_of(document["tools"], _aside)

@@ -19,7 +19,7 @@ from uma_protocol import Code
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.http import status
 from uma_trio.http.wire.exchange import Exchange
-from uma_trio.http.wire.message import Head, Request
+from uma_trio.http.wire.message import Head
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -166,9 +166,9 @@ async def test_no_part_of_a_stream_ends_it_but_the_last(autojump_clock: MockCloc
     server = h11.Connection(h11.SERVER)
     server.receive_data(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     server.next_event()
-    request = Request(Head("GET", "/", {}, {}), Principal(connection=1), 1)
+    head, who = Head("GET", "/", {}, {}), Principal(connection=1)
     writer = Writer(transport, stall_timeout_s=1, lost=lambda: None, stalled=lambda: None)
-    exchange = Exchange(request, b"", lambda: None, server, writer, (), 15)
+    exchange = Exchange(head, who, 1, b"", lambda: None, server, writer, (), 15)
     client = Client(ours)
     await client.send_bytes(
         client.http.send(h11.Request(method="GET", target="/", headers=[("Host", "localhost")]))

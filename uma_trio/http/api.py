@@ -364,9 +364,8 @@ async def _reading(
 
     taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))
     chosen, body = taken.value
-    request = exchange.request
-    origin = origin_of(request, shared, f"{chosen.prefix}{shared.name}-{request.number}")
-    lane, telling = lane_of(body, request.head), chosen.told(body) if streams else None
+    origin = origin_of(exchange, shared, f"{chosen.prefix}{shared.name}-{exchange.number}")
+    lane, telling = lane_of(body, exchange.head), chosen.told(body) if streams else None
     name = shared.service.with_adapters(body.get("model"), body.get("lora"))
     needed = chosen.needs_model(body)
     async with (
@@ -377,7 +376,7 @@ async def _reading(
         body = await chosen.tokenised(body, found)
 
         def build() -> tuple[Api, Sequence[Ask]]:
-            asked = chosen(body, request.head, found, origin)
+            asked = chosen(body, exchange.head, found, origin)
             return asked, asked.asks()
 
         yield await aside(found, build, apart=taken.apart)

@@ -28,7 +28,8 @@ from uma_trio.http import bias
 from uma_trio.http.fields import Body, Field, aside, honoured, ignored, refused
 from uma_trio.http.tokens import FEW, text_of_ids
 from uma_trio.http.wire.errors import invalid
-from uma_trio.http.wire.message import Head, Request
+from uma_trio.http.wire.exchange import Exchange
+from uma_trio.http.wire.message import Head
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import OF_MODEL, Ask, Chat, Origin, chosen, seeded
 from uma_trio.words import AWAITS as AWAITED
@@ -415,9 +416,9 @@ def session_of(head: Head) -> str | None:
     return named
 
 
-def origin_of(request: Request, shared: Shared, name: str) -> Origin:
+def origin_of(exchange: Exchange, shared: Shared, name: str) -> Origin:
     """Say who asks; `name` is what the answer calls the request."""
-    return Origin(principal=request.principal, door=shared.door, name=name, app=request.head.app)
+    return Origin(principal=exchange.principal, door=shared.door, name=name, app=exchange.head.app)
 
 
 def wants_usage(body: Body) -> bool:

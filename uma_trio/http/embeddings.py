@@ -84,7 +84,7 @@ OLLAMA: tuple[Field, ...] = (
 async def embeddings(exchange: Exchange, shared: Shared) -> Reply:
     """Return a vector of each text or list of token ids."""
     refuse_without(shared, "vectors")
-    bare = exchange.request.head.path == _BARE
+    bare = exchange.head.path == _BARE
 
     def read(found: Mapping[str, Any]) -> tuple[Body, list[Input], bool]:
         native = bare and ("model" not in found or "content" in found)

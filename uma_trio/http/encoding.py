@@ -58,8 +58,7 @@ async def encoder_for(
         Refusal: there is none, or it cannot be loaded.
     """
     service, strict, name = shared.service, shared.settings.strict, body.get("model")
-    caller = exchange.request
-    origin = origin_of(caller, shared, f"{gives}-{shared.name}-{caller.number}")
+    origin = origin_of(exchange, shared, f"{gives}-{shared.name}-{exchange.number}")
     request = EncodeRequest(service, origin)
     try:
         async with request.encoder(gives, name, exact=strict) as embedder:

@@ -51,11 +51,11 @@ async def events(exchange: Exchange, shared: Shared) -> Reply | None:
 
     `?model=` chooses whose ticks and figures.
     """
-    head = exchange.request.head
+    head = exchange.head
     if head.method == "HEAD":
         return Reply(200, content_type=sse.CONTENT_TYPE)
     wants_ticks = head.query.get("ticks", "0") not in ("", "0")
-    viewer = exchange.request.principal
+    viewer = exchange.principal
     model = head.query.get("model")
     watcher = Watcher(shared.of(model), viewer, wants_ticks=wants_ticks, model=model)
     watcher.resume(head.headers.get("last-event-id", ""))

@@ -20,11 +20,11 @@ _DIGITS = 18
 
 async def explain(exchange: Exchange, shared: Shared) -> Reply:
     """Tell how the latest requests spent their time, or with `?request=` one of them, and why it waits."""
-    head = exchange.request.head
+    head = exchange.head
     handle = _number(head, "request")
     ticks = _number(head, "ticks", MOST_TICKS)
     asked = Explain(request=handle, ticks=ticks)
-    found = await answer(asked, shared.service, exchange.request.principal)
+    found = await answer(asked, shared.service, exchange.principal)
     if isinstance(found, Error):
         raise Fault(404, "no record of that request is kept", code="request_not_found")
     document: dict[str, Any] = msgspec.to_builtins(found)

@@ -32,12 +32,11 @@ from uma_trio.wire import Telling, ask_of, eos_event
 
 async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
     """Answer a `generate` request of the protocol; it streams by default."""
-    request = exchange.request
     limits = evolve(shared.limits(), depth=MAX_DEPTH)
-    name = f"generate-{shared.name}-{request.number}"
+    name = f"generate-{shared.name}-{exchange.number}"
     taken = await take(exchange, shared, lambda found: _asked(found, name), limits)
     asked, ask = taken.value
-    origin = origin_of(request, shared, asked.id)
+    origin = origin_of(exchange, shared, asked.id)
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
     telling = EVENTS if asked.stream else None

@@ -34,7 +34,7 @@ async def health(exchange: Exchange, shared: Shared) -> Reply:
     service = shared.service
     if service.draining:
         raise fault_of(Code.E_LIFECYCLE_001, "the daemon is stopping")
-    if "ready" in exchange.request.head.query and (await service.pulse.read()).hangs:
+    if "ready" in exchange.head.query and (await service.pulse.read()).hangs:
         raise fault_of(Code.E_RUNTIME_004, f"the engine has not answered for {SILENT_S:g} s")
     return Reply(200, b'{"status":"ok"}')
 
@@ -42,8 +42,8 @@ async def health(exchange: Exchange, shared: Shared) -> Reply:
 async def metrics(exchange: Exchange, shared: Shared) -> Reply:
     """Return the metrics in Prometheus' text format, or as JSON if the client accepts that; `?model=` chooses one."""
     service, clock = shared.service, shared.service.clock
-    as_json = _wants_json(exchange.request.head)
-    model = exchange.request.head.query.get("model")
+    as_json = _wants_json(exchange.head)
+    model = exchange.head.query.get("model")
     spent = 0.0
 
     def written() -> bytes:
@@ -94,7 +94,7 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
         for running in service.directory
         if running.handle == handle or running.origin.name == name
     ]
-    principal = exchange.request.principal
+    principal = exchange.principal
     # Clients choose the ids of the protocol, so another user's request may have the same one.
     mine = [running for running in found if principal.may_change(running.origin.principal)]
     wanted = [running.handle for running in mine or found]

@@ -48,7 +48,7 @@ async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
 
 async def completions(exchange: Exchange, shared: Shared) -> Reply | None:
     """Continue texts, whole or as a stream."""
-    choose = _whose if exchange.request.head.path == _BARE else None
+    choose = _whose if exchange.head.path == _BARE else None
     return await answered(Completions, exchange, shared, choose)
 
 

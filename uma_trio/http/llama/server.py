@@ -63,7 +63,7 @@ APPLY_TEMPLATE: tuple[Field, ...] = (
 
 async def props(exchange: Exchange, shared: Shared) -> Reply:
     """Return what clients need to know of a model, `?model=` or the default one; nothing about the machine."""
-    served = shared.of(exchange.request.head.query.get("model")).served
+    served = shared.of(exchange.head.query.get("model")).served
     with shared.using_loaded(served):
         derived = await served.derivation()
     own: dict[str, Any] = dict(served.defaults)
@@ -107,10 +107,10 @@ def _caps(found: Derivation | None) -> dict[str, Any]:
 
 async def slots(exchange: Exchange, shared: Shared) -> Reply:
     """List the slots, of `?model=` or all, without any text; of other users' requests only that there are some."""
-    named = exchange.request.head.query.get("model")
+    named = exchange.head.query.get("model")
     found: list[dict[str, Any]] = []
     for each in shared.each() if named is None else (shared.of(named),):
-        found += await _slots_of(each, exchange.request.principal, len(found))
+        found += await _slots_of(each, exchange.principal, len(found))
     return _json(found)
 
 
@@ -143,7 +143,7 @@ async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[
 
 async def adapters(exchange: Exchange, shared: Shared) -> Reply:
     """List the LoRA adapters of a model (`?model=`), by the numbers that `lora` of a body has. Requests that name none use none."""
-    known = shared.service.adapters(exchange.request.head.query.get("model"))
+    known = shared.service.adapters(exchange.head.query.get("model"))
     found = [
         {"id": n, "name": one.name, "path": one.path.name, "scale": 0.0, "default_scale": one.scale}
         for n, one in enumerate(known)

@@ -49,7 +49,7 @@ async def models(exchange: Exchange, shared: Shared) -> Reply:
 
 async def model(exchange: Exchange, shared: Shared) -> Reply:
     """Describe a loaded model. The only one has any name; a strict daemon answers 404 to other names."""
-    _, _, name = exchange.request.head.path.partition("/models/")
+    _, _, name = exchange.head.path.partition("/models/")
     shared = shared.of(name)
     bounds = shared.served.bounds
     if shared.settings.strict and not bounds.names(name):
@@ -99,7 +99,7 @@ def _unloaded(entry: ShelfEntry) -> dict[str, Any]:
 
 def _is_anthropics(exchange: Exchange) -> bool:
     """Whether a client of Anthropic's API asks, which has this path, too."""
-    return "anthropic-version" in exchange.request.head.headers
+    return "anthropic-version" in exchange.head.headers
 
 
 def _entry(shared: Shared, name: str) -> dict[str, Any]:

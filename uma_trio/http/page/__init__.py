@@ -61,7 +61,7 @@ def files() -> dict[str, File]:
 
 async def page(exchange: Exchange, shared: Shared) -> Reply:
     """Return the page for people, or one of its files."""
-    head = exchange.request.head
+    head = exchange.head
     name = head.path.rpartition(_HERE)[2] or "index.html"
     found = files().get(name)
     if found is None:
@@ -79,4 +79,4 @@ async def to_page(exchange: Exchange, shared: Shared) -> Reply:
 
 def is_browser(exchange: Exchange) -> bool:
     """Whether a person looks: browsers ask for HTML, programs do not."""
-    return "text/html" in exchange.request.head.headers.get("accept", "")
+    return "text/html" in exchange.head.headers.get("accept", "")

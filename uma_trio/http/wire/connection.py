@@ -24,7 +24,7 @@ from uma_trio.http.wire.errors import ErrorForm, Fault, fault_of_refusal, openai
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.guard import behind, for_proxy, is_listed
 from uma_trio.http.wire.heads import check_lines, check_trailers, head_of, is_ambiguous
-from uma_trio.http.wire.message import Head, Headers, Reply, Request
+from uma_trio.http.wire.message import Head, Headers, Reply
 from uma_trio.http.wire.router import Route, Router
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Refusal
@@ -215,9 +215,10 @@ class Connection:
             principal = guard.admit(head, self._settings, route.access, self._peer(head))
             works_for(program_of(principal, head.app))
             with self._holding_body():
-                request = Request(head, principal, number)
                 # No variable here or in a caller holds the body: it is freed once it is decoded.
-                exchange = self._exchanged(request, await self._read_body(head), headers)
+                exchange = self._exchanged(
+                    head, principal, number, await self._read_body(head), headers
+                )
                 await self._answer(route, exchange, headers)
         except Fault as fault:
             if not fault.closes:
@@ -242,16 +243,20 @@ class Connection:
         except Fault:
             return  # too long: the connection ends after the answer
 
-    def _exchanged(self, request: Request, body: bytes, headers: Headers) -> Exchange:
+    def _exchanged(
+        self, head: Head, principal: Principal, number: int, body: bytes, headers: Headers
+    ) -> Exchange:
         return Exchange(
-            request,
+            head,
+            principal,
+            number,
             body,
             self._give_body_back,
             self._http,
             self._writer,
             (*headers, ("Connection", "close")) if self._last else headers,
             self._settings.keep_alive_s,
-            late=request.head.headers.get("x-uma-head") == _LATE and not self._watches,
+            late=head.headers.get("x-uma-head") == _LATE and not self._watches,
         )
 
     async def _answer(self, route: Route, exchange: Exchange, headers: Headers) -> None:
@@ -278,7 +283,7 @@ class Connection:
         """Let the handler answer; what only asks for figures or lists waits for its turn."""
         if route.method != "GET" or route.watches:  # who watches takes a turn for each message
             return await route.handler(exchange, self._shared)
-        asker = exchange.request.principal.counts_as
+        asker = exchange.principal.counts_as
         questions = self._shared.service.questions
         return await questions.answer(asker, lambda: route.handler(exchange, self._shared))
 

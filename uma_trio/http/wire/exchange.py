@@ -14,7 +14,8 @@ from email.utils import formatdate
 import h11
 import trio
 
-from uma_trio.http.wire.message import Headers, Request
+from uma_trio.http.wire.message import Head, Headers
+from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.writer import Writer
 
 _STREAM: Headers = (
@@ -27,13 +28,15 @@ _STREAM: Headers = (
 class Exchange:
     """One request and the way back. A handler either returns a reply or streams, not both.
 
-    `opened` is whether the head of a stream is out, so that there is no other status to answer. `is_late` is
+    It is a request of `principal` that passed the guard; `number` is unique for the daemon's life. `opened` is whether the head of a stream is out, so that there is no other status to answer. `is_late` is
     whether the request asked for a head that waits for the first part of the answer.
     """
 
     def __init__(
         self,
-        request: Request,
+        head: Head,
+        principal: Principal,
+        number: int,
         body: bytes,
         give_back: Callable[[], None],
         http: h11.Connection,
@@ -43,7 +46,9 @@ class Exchange:
         *,
         late: bool = False,
     ) -> None:
-        self.request = request
+        self.head = head
+        self.principal = principal
+        self.number = number
         self.opened = False
         self.is_late = late
         self._delayed: tuple[Headers, bytes] | None = (
@@ -59,7 +64,7 @@ class Exchange:
         self._said = 0.0
         self._sign_of_life: Callable[[], bytes] = bytes
         # A client of HTTP/1.0 reads to the end of the connection instead.
-        self._chunked = request.head.version == "1.1"
+        self._chunked = head.version == "1.1"
 
     @contextmanager
     def body(self) -> Iterator[bytes]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from uma_trio.sockets.principal import Principal
-
 Headers = tuple[tuple[str, str], ...]
 
 
@@ -24,15 +22,6 @@ class Head:
     headers: Mapping[str, str]
     version: str = "1.1"
     app: str | None = None
-
-
-@frozen
-class Request:
-    """A request of `principal` that passed the guard, without its body. `number` is unique for the daemon's life."""
-
-    head: Head
-    principal: Principal
-    number: int
 
 
 @frozen
