@@ -63,7 +63,6 @@ class HttpConfig:
         env=("UMA_HTTP",),
         read=_http,
         metavar="[HOST:]PORT",
-        since="0.1",
         help="Also serve the APIs of OpenAI, Anthropic, llama-server and Ollama over HTTP: on a port of this "
         "machine, on HOST:PORT, or on a Unix socket, unix:PATH (docs/HTTP.md).",
     )
@@ -74,7 +73,6 @@ class HttpConfig:
         yaml=("http_api.key_file",),
         shown_default="none",
         metavar="FILE",
-        since="0.1",
         help="A file with HTTP keys, one a line, readable by this user only. Without it HTTP "
         "requires no key; an address that other machines can reach requires one.",
     )
@@ -85,7 +83,6 @@ class HttpConfig:
         yaml=("http_api.admin_key_file",),
         shown_default="none",
         metavar="FILE",
-        since="0.1",
         help="A file with HTTP keys, as of --http-key-file, whose holders may see and change the "
         "requests of all users.",
     )
@@ -95,7 +92,6 @@ class HttpConfig:
         yaml=("http_api.hosts",),
         shown_default="none",
         metavar="NAME,...",
-        since="0.1",
         help="Further values of the Host header that HTTP clients may use, besides localhost. All "
         "others are refused, which stops web pages that rebind their name to this address.",
     )
@@ -105,7 +101,6 @@ class HttpConfig:
         yaml=("http_api.origins",),
         shown_default="none",
         metavar="ORIGIN,...",
-        since="0.1",
         help="Origins of web pages that may use HTTP, such as http://localhost:3000; localhost "
         "allows pages of this machine at any port. All others are refused.",
     )
@@ -113,7 +108,6 @@ class HttpConfig:
         False,
         flag="--http-strict",
         yaml=("http_api.strict",),
-        since="0.1",
         help="Refuse HTTP requests that name another model or contain a field that would be ignored.",
     )
     http_reasoning: str = option(
@@ -121,7 +115,6 @@ class HttpConfig:
         flag="--http-reasoning",
         yaml=("http_api.reasoning",),
         choices=("reasoning_content", "reasoning", "both"),
-        since="0.1",
         help="The name of the field for the model's reasoning in answers of /v1/chat/completions.",
     )
     http_max_prompt_bytes: int = option(
@@ -131,7 +124,6 @@ class HttpConfig:
         minimum=1,
         maximum=64 * _MIB,
         unit="bytes",
-        since="0.1",
         help="The maximum length of a prompt over HTTP. A longer prompt is answered with 413.",
     )
     http_max_connections: int = option(
@@ -141,7 +133,6 @@ class HttpConfig:
         minimum=1,
         maximum=65_536,
         unit="connections",
-        since="0.1",
         help="The maximum number of HTTP connections. For a further connection an idle one is closed; "
         "if all are at work, it is answered with 503 and closed.",
     )
@@ -154,7 +145,6 @@ class HttpConfig:
         read=_networks,
         shown_default="none",
         metavar="CIDR,...",
-        since="0.1",
         help="Addresses of reverse proxies, such as 10.0.0.5 or 10.0.0.0/24. Their X-Forwarded-For says who asks, they "
         "may use any Host header, and a full queue is answered with 503 instead of 429, so that they try "
         "another machine.",
@@ -165,7 +155,6 @@ class HttpConfig:
         env=("UMA_AGENT",),
         read=_tcp,
         metavar="[HOST:]PORT",
-        since="0.1",
         help="Also tell HAProxy's agent-check how much more work this daemon can take: one line for each "
         "connection, `up ready 37%`, `drain` or `down` (docs/CLUSTER.md).",
     )

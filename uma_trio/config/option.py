@@ -41,7 +41,6 @@ class Option:
     default: object
     flag: str
     help: str
-    since: str
     env: tuple[str, ...] = ()
     yaml: tuple[str, ...] = ()
     minimum: float | None = None

@@ -100,7 +100,6 @@ class Config(HttpConfig):
         env=("UMA_MODEL",),
         shown_default="the bundled model",
         metavar="MODEL",
-        since="0.1",
         several=True,
         help="The model to load: a GGUF file, or a name that `uma-trio models` lists. It is loaded once and "
         "serves all clients. Given several times, all of them are loaded, the `model` of a request chooses, and "
@@ -112,7 +111,6 @@ class Config(HttpConfig):
         flag="--load",
         choices=LOADS,
         metavar="WHEN",
-        since="0.1",
         help="When models are loaded of which there are several: with the daemon; on-demand, when a request names "
         "one, which waits; or explicit, by `uma-trio load`. The first is always loaded with the daemon. A model's own "
         "`load` comes before this (docs/MODELS.md).",
@@ -123,7 +121,6 @@ class Config(HttpConfig):
         read=_folders,
         shown_default="none",
         metavar="FOLDER",
-        since="0.1",
         help="A folder in which models are looked for by name, besides the caches of Hugging Face, Ollama "
         "and LM Studio; may be given several times.",
     )
@@ -133,7 +130,6 @@ class Config(HttpConfig):
         read=read_adapters,
         shown_default="none",
         metavar="[NAME=]FILE[:SCALE]",
-        since="0.1",
         help="A LoRA adapter of the model, as a GGUF file; may be given several times. A request uses it by "
         "the name MODEL:NAME, or by the field `lora`, with this scale or another one; no request uses it otherwise. "
         "Where --model is repeated it is of the first one. Models of the section `models` have their own "
@@ -145,7 +141,6 @@ class Config(HttpConfig):
         minimum=1,
         maximum=64,
         unit="contexts",
-        since="0.1",
         help="How many variants of a model with adapters are in memory at once, each with a context of "
         "--n-ctx tokens on the same weights. Requests for a further one wait until one of these is idle.",
     )
@@ -157,7 +152,6 @@ class Config(HttpConfig):
         read=_socket,
         shown_default=DEFAULT_TEXT,
         metavar="PATH",
-        since="0.1",
         help="The path of the Unix domain socket to serve on. A daemon on the default path also serves "
         f"on {SHARED_SOCKET} if that is free. tcp:127.0.0.1:PORT serves on a port of this machine, whose "
         "clients show the token of --token-file.",
@@ -168,7 +162,6 @@ class Config(HttpConfig):
         env=(TOKEN_FILE_ENV,),
         shown_default=TOKEN_TEXT,
         metavar="FILE",
-        since="0.1",
         help="The file with the token that clients of --socket tcp:... show. It is made, readable by this "
         "user only, if it is not there; clients read it.",
     )
@@ -179,7 +172,6 @@ class Config(HttpConfig):
         minimum=16,
         maximum=1 << 24,
         unit="tokens",
-        since="0.1",
         help="The number of KV cells, shared by all requests. One request may use at most this many, "
         "and at most the context length that the model was trained for.",
     )
@@ -190,7 +182,6 @@ class Config(HttpConfig):
         minimum=1,
         maximum=256,
         unit="slots",
-        since="0.1",
         help="The number of requests that run at once; further requests wait in the queue.",
     )
     threads: int | None = option(
@@ -200,7 +191,6 @@ class Config(HttpConfig):
         minimum=1,
         maximum=512,
         shown_default="physical cores",
-        since="0.1",
         help="The number of CPU threads of llama.cpp.",
     )
     max_sessions: int = option(
@@ -211,7 +201,6 @@ class Config(HttpConfig):
         minimum=1,
         maximum=65_536,
         unit="connections",
-        since="0.1",
         help="The maximum number of client connections. For a further one an idle one is closed; if "
         "all are at work, it may only ask an operator's questions, or gets E_LIMIT_002.",
     )
@@ -222,7 +211,6 @@ class Config(HttpConfig):
         minimum=1,
         maximum=1_000_000,
         unit="requests",
-        since="0.1",
         help="The maximum number of requests that wait for a slot. A further request is answered "
         "with E_LIMIT_003.",
     )
@@ -234,7 +222,6 @@ class Config(HttpConfig):
         minimum=1,
         maximum=_MIB,
         unit="bytes",
-        since="0.1",
         help="The maximum length of a prompt. A longer prompt is answered with E_LIMIT_001.",
     )
     max_tokens: int = option(
@@ -243,7 +230,6 @@ class Config(HttpConfig):
         minimum=1,
         maximum=1 << 24,
         unit="tokens",
-        since="0.1",
         help="The max_tokens of a request on the socket, and of a llama-server completion, that "
         "gives none; reduced to the free room in the context. Chats over HTTP have no limit but "
         "the room.",
@@ -256,7 +242,6 @@ class Config(HttpConfig):
         maximum=1 << 24,
         shown_default="the context",
         unit="tokens",
-        since="0.1",
         help="The largest max_tokens that a request may ask for.",
     )
     tick_budget_ms: float = option(
@@ -266,7 +251,6 @@ class Config(HttpConfig):
         minimum=1,
         maximum=60_000,
         unit="ms",
-        since="0.1",
         help="The target time of a tick while prompts are waiting (baseline policy).",
     )
     policy: str = option(
@@ -274,7 +258,6 @@ class Config(HttpConfig):
         flag="--policy",
         yaml=("scheduler.policy",),
         metavar="NAME",
-        since="0.1",
         help="The scheduling policy: deadline, baseline, or the name of another package's entry "
         "point. A suffix ,-STAGE leaves out a stage, as in deadline,-stairs.",
     )
@@ -283,7 +266,6 @@ class Config(HttpConfig):
         flag="--latency-cap",
         minimum=1.01,
         maximum=1000,
-        since="0.1",
         help="The limit on the p95 inter-token latency of an interactive stream while other work "
         "runs, as a multiple of its latency without other work (deadline policy).",
     )
@@ -292,7 +274,6 @@ class Config(HttpConfig):
         flag="--pause-cap",
         minimum=1.01,
         maximum=1000,
-        since="0.1",
         help="The limit on a single inter-token latency while a newcomer's prompt is computed, as a "
         "multiple of the latency without other work, once a stream is 3 s old; before that the "
         "limit is 2 (deadline policy).",
@@ -303,7 +284,6 @@ class Config(HttpConfig):
         minimum=0,
         maximum=10_000,
         unit="ms",
-        since="0.1",
         help="A stream that somebody reads gets each token at most this long after the token before "
         "it, or --latency-cap times its latency alone if that is longer. It limits what other work "
         "may add to a token and delays none: a stream that can be faster is (deadline policy). 0: by "
@@ -315,7 +295,6 @@ class Config(HttpConfig):
         minimum=0,
         maximum=10_000,
         unit="ms",
-        since="0.1",
         help="The longest time that a computed token is held before it is sent. Tokens of a stream "
         "that is computed ahead are sent at even intervals while other work is computed "
         "(deadline policy). 0 sends each token at once. Requests with `pace` asap are never "
@@ -326,7 +305,6 @@ class Config(HttpConfig):
         flag="--background-floor",
         minimum=0,
         maximum=0.9,
-        since="0.1",
         help="The minimum share of machine time for background work. A --latency-cap below 1 / (1 - "
         "floor) is raised to that value (deadline policy). 0 promises background work no slot while people "
         "keep asking.",
@@ -337,7 +315,6 @@ class Config(HttpConfig):
         minimum=0,
         maximum=1 << 24,
         unit="tokens",
-        since="0.1",
         help="The length of an interactive prompt up to which it counts as a newcomer: it is "
         "computed first, and streams' tokens may be late for it. The rest of a longer prompt is "
         "scheduled as background work (deadline policy).",
@@ -348,7 +325,6 @@ class Config(HttpConfig):
         yaml=("qos.interactive.priority",),
         above=0,
         maximum=1e6,
-        since="0.1",
         help="The share of the interactive lane in the machine time that running streams leave, "
         "relative to a share of 1 for the background lane (deadline policy).",
     )
@@ -361,7 +337,6 @@ class Config(HttpConfig):
         above=0,
         shown_default="probed",
         unit="GB/s",
-        since="0.1",
         help="The memory bandwidth that ticks may use, such as 320GBps. Background work is reduced "
         "to stay within it (deadline policy).",
     )
@@ -370,7 +345,6 @@ class Config(HttpConfig):
         flag="--kv-type",
         read=_kv_type,
         metavar="TYPE",
-        since="0.1",
         help="The type of the KV cache: f16, f32, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl; or "
         "separate types for K and V, as in k=q8_0,v=f16. A quantised V needs flash attention, a "
         "quantised K does not. q8, q5 and q4 mean q8_0, q5_0 and q4_0.",
@@ -380,7 +354,6 @@ class Config(HttpConfig):
         flag="--llama",
         env=("UMA_LLAMA",),
         metavar="BUILD",
-        since="0.1",
         help="Which build of llama.cpp to use: uma_trio_llama (the packaged one), llama_cpp (llama-cpp-python), "
         "or a folder with libllama and ggml's libraries of the same commit. auto: llama_cpp if it is compiled "
         "for a GPU, else uma_trio_llama, else llama_cpp.",
@@ -389,7 +362,6 @@ class Config(HttpConfig):
         "auto",
         flag="--flash-attention",
         choices=FLASH_ATTENTION,
-        since="0.1",
         help="Whether to use llama.cpp's flash attention. On a CPU, auto times both ways behind full KV "
         "caches when a model is loaded for the first time, uses the faster one and remembers the times. "
         "A quantised V needs flash attention. Without it a lone answer with a seed can be repeated exactly.",
@@ -404,7 +376,6 @@ class Config(HttpConfig):
         minimum=0,
         maximum=1 << 50,
         shown_default="a tenth of the memory, at most 2 GiB",
-        since="0.1",
         help="The memory for saved prefixes, such as 512MiB, including bookkeeping. 0 disables the "
         "prefix cache, also in the KV cache (docs/MEMORY.md).",
     )
@@ -417,21 +388,18 @@ class Config(HttpConfig):
         minimum=0,
         maximum=86_400,
         unit="s",
-        since="0.1",
         help="How long the prefix of a request with a `session` is pinned in the prefix cache.",
     )
     mlock: bool = option(
         False,
         flag="--mlock",
         env=("UMA_USE_MLOCK",),
-        since="0.1",
         help="Lock the model in memory, so that it is never paged out.",
     )
     mmap: bool = option(
         True,
         flag="--mmap",
         env=("UMA_USE_MMAP",),
-        since="0.1",
         help="Map the model file instead of reading it. This starts faster and shares pages between "
         "processes.",
     )
@@ -442,7 +410,6 @@ class Config(HttpConfig):
         maximum=10_000,
         shown_default="all",
         unit="layers",
-        since="0.1",
         help="The number of layers to place on the GPU, if llama.cpp was built for one; -1 means "
         "all.",
     )
@@ -456,7 +423,6 @@ class Config(HttpConfig):
         above=0,
         maximum=31_536_000,
         unit="s",
-        since="0.1",
         help="Close a connection after this time without a running request and without a byte "
         "received.",
     )
@@ -468,7 +434,6 @@ class Config(HttpConfig):
         minimum=0,
         maximum=86_400,
         unit="s",
-        since="0.1",
         help="How long running requests may continue after SIGTERM before they are ended.",
     )
     trace: Path | None = option(
@@ -477,7 +442,6 @@ class Config(HttpConfig):
         yaml=("logging.trace",),
         shown_default="none",
         metavar="FILE",
-        since="0.1",
         help="Write every tick to this file, as lines of JSON that `uma-trio replay` can plan again. "
         "The trace contains no text. An existing file is overwritten.",
     )
@@ -487,7 +451,6 @@ class Config(HttpConfig):
         yaml=("logging.scorecard",),
         shown_default="none",
         metavar="FILE",
-        since="0.1",
         help="Append a line of figures to this file at each --scorecard-interval: tokens/s, "
         "latencies, bytes moved, memory. The format is CSV, or lines of JSON if the name ends "
         "in .jsonl or .ndjson. docs/METRICS.md describes the columns.",
@@ -501,7 +464,6 @@ class Config(HttpConfig):
         minimum=0.1,
         maximum=86_400,
         unit="s",
-        since="0.1",
         help="The length of the interval that a line of the scorecard, and the scorecard in the "
         "metrics, covers.",
     )
@@ -513,7 +475,6 @@ class Config(HttpConfig):
         choices=LOG_LEVELS,
         read=_log_level,
         metavar="LEVEL",
-        since="0.1",
         help="The least severe level that is logged. UMA_DEBUG=1 is the same as UMA_LOG_LEVEL=debug.",
     )
 
@@ -549,7 +510,6 @@ class Config(HttpConfig):
         minimum=0.1,
         maximum=10,
         unit="s",
-        since="0.1",
         help="The CPU time that compiling one schema, grammar or expression may take, and one token of "
         "a grammar that is followed in a process of its own. One that takes more is refused.",
     )
@@ -561,7 +521,6 @@ class Config(HttpConfig):
         metavar="BYTES",
         minimum=16 << 20,
         maximum=16 << 30,
-        since="0.1",
         help="The memory that compiling or following one schema, grammar or expression may take, such "
         "as 64MiB. One that takes more is refused.",
     )
@@ -571,7 +530,6 @@ class Config(HttpConfig):
         env=("UMA_EMBEDDING_MODEL",),
         shown_default="none",
         metavar="MODEL",
-        since="0.1",
         help="A further model, which makes vectors of texts (/v1/embeddings, `uma-trio embed`): a GGUF file of a "
         "BERT kind (bge, nomic-embed, MiniLM, e5) or of Qwen3-Embedding, or a name that `uma-trio models` lists. "
         "It computes on the CPU, in the time that streams leave it. Such a model may be the only one, as --model, too.",
@@ -582,7 +540,6 @@ class Config(HttpConfig):
         env=("UMA_RERANK_MODEL",),
         shown_default="none",
         metavar="MODEL",
-        since="0.1",
         help="A model that scores how well documents fit a query (/v1/rerank, `uma-trio rerank`): a GGUF file of a "
         "reranker (bge-reranker, jina-reranker, Qwen3-Reranker), or a name that `uma-trio models` lists.",
     )
@@ -591,7 +548,6 @@ class Config(HttpConfig):
         flag="--encoder-ttl",
         env=("UMA_ENCODER_TTL",),
         shown_default="they stay",
-        since="0.1",
         read=seconds,
         metavar="TIME",
         minimum=1,
@@ -606,7 +562,6 @@ class Config(HttpConfig):
         read=_aliases,
         shown_default="the name of the model's file",
         metavar="NAME",
-        since="0.1",
         help="A name that requests may call the model by, besides that of its file; may be given "
         "several times, or with commas. Answers that repeat no name of the request, and "
         "/v1/models, use the first.",
@@ -616,7 +571,6 @@ class Config(HttpConfig):
         flag="--chat-template-file",
         shown_default="the template in the model's file",
         metavar="FILE",
-        since="0.1",
         help="A file with the Jinja template that chats are rendered by, instead of the model's own. "
         "`uma-trio doctor --template FILE` tells about it.",
     )
@@ -624,7 +578,6 @@ class Config(HttpConfig):
         "on",
         flag="--reasoning",
         choices=("on", "off", "template"),
-        since="0.1",
         help="Whether the model reasons where a request says nothing of it, if its chat template can "
         "be told; template leaves it to the template.",
     )
@@ -633,7 +586,6 @@ class Config(HttpConfig):
         flag="--reply-format",
         shown_default="derived from the model's template",
         metavar="FILE",
-        since="0.1",
         help="A JSON file with the model's format of tool calls and reasoning, if the format cannot "
         "be derived. `uma-trio doctor --template` prints the derived one.",
     )
@@ -641,7 +593,6 @@ class Config(HttpConfig):
         BY_BACKEND,
         flag="--speculation",
         choices=(BY_BACKEND, *SPECULATIONS),
-        since="0.1",
         help="Speculative decoding: guess the next tokens of an answer from earlier text and verify "
         "them in one batch (deadline policy). off: never; free: only where the tick takes no "
         "longer; auto: also where it raises the tokens per second; default: auto on a CPU, off "

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Final
 
 from uma_trio.text.replies.format import CallSyntax
-from uma_trio.text.replies.literals import TEXT, json_of
+from uma_trio.text.replies.literals import TEXT
 from uma_trio.text.replies.maker import Maker
-from uma_trio.text.replies.notation import CLOSING, Literals, inside, quoted
+from uma_trio.text.replies.notation import CLOSING, Literals, quoted
 from uma_trio.text.replies.source import Source, Steps, begun, compact, fits
 
 _ATOM: Final = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
@@ -314,20 +314,11 @@ class Calls:
 
         False if the reply ended in it; then its JSON is left open.
         """
-        source, maker = self._source, self._maker
+        source = self._source
         if self._line_before and (source.pos < len(source.text) or (yield from source.more())):
             source.pos += source.text.startswith("\n", source.pos)
         closer = self.syntax.value_close.strip()
-        if kinds == TEXT:
-            maker.arguments('"')
-            whole = yield from self._up_to(closer, lambda text: maker.arguments(inside(text)))
-            maker.arguments('"' if whole else "")
-            return whole
-        parts: list[str] = []
-        whole = yield from self._up_to(closer, parts.append)
-        text = "".join(parts)
-        maker.arguments(json_of(text, kinds) if whole else f'"{inside(text)}')
-        return whole
+        return (yield from self._maker.value(kinds, partial(self._up_to, closer)))
 
     def _up_to(self, closer: str, out: Callable[[str], object]) -> Steps[bool]:
         """Pass a text on up to its closing tag, without the one line end before that.

@@ -9,12 +9,12 @@ https://docs.vllm.ai/en/stable/api/vllm/tool_parsers/kimi_k3_tool_parser/
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 
 from uma_trio.text.replies.format import Thought
-from uma_trio.text.replies.literals import TEXT, json_of
 from uma_trio.text.replies.maker import Maker, pass_on
-from uma_trio.text.replies.notation import inside, quoted
+from uma_trio.text.replies.notation import quoted
 from uma_trio.text.replies.source import Source, Steps
 
 OPEN: Final = "<|open|>"
@@ -90,24 +90,10 @@ def _call(source: Source, told: Maker | None, tool: str) -> Steps[None]:
             break
         maker.arguments(f"{before}{quoted(key)}: ")
         before = ", "
-        if not (yield from _value(source, maker, frozenset({kind}))):
+        through = partial(source.through_text, f"{CLOSE}argument{SEP}")
+        if not (yield from maker.value(frozenset({kind}), through)):
             break
     maker.end(cut=not whole)
-
-
-def _value(source: Source, maker: Maker, kinds: frozenset[str]) -> Steps[bool]:
-    """Read a value up to the end of its tag; false if the reply ended in it."""
-    closer = f"{CLOSE}argument{SEP}"
-    if kinds == TEXT:
-        maker.arguments('"')
-        whole = yield from source.through_text(closer, lambda text: maker.arguments(inside(text)))
-        maker.arguments('"' if whole else "")
-        return whole
-    parts: list[str] = []
-    whole = yield from source.through_text(closer, parts.append)
-    text = "".join(parts)
-    maker.arguments(json_of(text, frozenset()) if whole else f'"{inside(text)}')
-    return whole
 
 
 def _unescaped(value: str) -> str:

@@ -16,7 +16,8 @@ from uma_trio.text.replies.events import (
     Event,
     Reasoning,
 )
-from uma_trio.text.replies.literals import kinds_of
+from uma_trio.text.replies.literals import TEXT, json_of, kinds_of
+from uma_trio.text.replies.notation import Out, inside
 from uma_trio.text.replies.source import Source, Steps
 
 
@@ -58,6 +59,22 @@ class Maker:
         """Go on with its arguments."""
         if text:
             self.events.append(Arguments(self._n, text))
+
+    def value(self, kinds: frozenset[str], through: Callable[[Out], Steps[bool]]) -> Steps[bool]:
+        """Add an argument of one of these kinds, whose text `through` reads up to its closing tag.
+
+        False if the reply ended in it; then its JSON is left open.
+        """
+        if kinds == TEXT:
+            self.arguments('"')
+            whole = yield from through(lambda text: self.arguments(inside(text)))
+            self.arguments('"' if whole else "")
+            return whole
+        parts: list[str] = []
+        whole = yield from through(parts.append)
+        text = "".join(parts)
+        self.arguments(json_of(text, kinds) if whole else f'"{inside(text)}')
+        return whole
 
     def end(self, *, cut: bool) -> None:
         """End it; `cut` says that its arguments are not whole."""
