@@ -98,7 +98,7 @@ def test_a_batch_that_comes_after_a_long_time_alone_makes_no_token_late(name: st
     """It had nothing for a long time, and asked for nothing."""
     world = Simulation(deadline, profile=MACHINES[name])
     reader = world.submit(20, 20_000, client=1)
-    world.run(40.0)
+    world.run(15.0)
     for client in range(3):
         world.storm(100 + client)
     world.run(5.0)
@@ -173,12 +173,12 @@ def test_answers_that_come_and_go_on_a_gpu_keep_the_cap_where_predictions_are_no
             comes_and_goes(world, 100 + client, 27, 400)
         world.run(1.0)
         reader = world.submit(20, 8000, client=1)
-        world.run(20.0)
+        world.run(10.0)
         later.append(
             [gap for gap, at in zip(reader.itl, reader.token_times, strict=False) if at > 4]
         )
     alone, beside = later
-    assert computed(world) > 8000
+    assert computed(world) > 4000
     for percent in (95, 99):
         assert percentile(beside, percent) <= 1.2 * percentile(alone, percent)
     assert max(beside) <= 1.2 * max(alone)

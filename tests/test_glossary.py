@@ -114,13 +114,14 @@ def test_a_word_with_several_meanings_has_one_in_each_place() -> None:
         (word, set(re.findall(r"`([\w.]+)`", places)))
         for word, places in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", PLACES, re.MULTILINE)
     ]
+    names_in = {name_of(path): set(declared(tree(path))) for path in modules(*SHIPPED)}
     for word in {word for word, _ in listed}:
         rows_of = [places for listed_word, places in listed if listed_word == word]
         places = set().union(*rows_of)
         found = {
-            name_of(path): sorted(names)
-            for path in modules(*SHIPPED)
-            if (names := {name for name in declared(tree(path)) if has(name, word)})
+            module: sorted(found)
+            for module, names in names_in.items()
+            if (found := {name for name in names if has(name, word)})
         }
         elsewhere = {name: names for name, names in found.items() if not within(name, places)}
         assert elsewhere == {}, f"choose another word than {word}, or say it in docs/GLOSSARY.md"

@@ -76,7 +76,7 @@ def test_the_promise_is_kept_at_the_new_pace(factor: float) -> None:
     simulation, stream = storm(factor)
     simulation.run(5.0)
     before = len(stream.token_times)
-    simulation.run(20.0)
+    simulation.run(10.0)
     gaps = np.diff(stream.token_times[before:])
     assert np.percentile(gaps, 95) <= 1.2 * (1 + 1.645 * NOISE) * solo_s(factor)
     share = simulation.metrics.snapshot()["background_share"]
