@@ -1,4 +1,4 @@
-"""An encoder without weights: the vector of a text is known, and its steps take as many parts as tokens."""
+"""An encoder without weights: the vector of a text is known, and its batches take as many parts as tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def vector_of(tokens: IntArray, width: int = WIDTH) -> FloatArray:
 
 @define(eq=False)
 class FakeEncoder:
-    """See the module. `steps` are the lengths of the inputs of each step; `fails` are numbers of steps.
+    """See the module. `batches` are the lengths of the inputs of each batch; `fails` are numbers of batches.
 
     `passes` is told the seconds of the parts that are computed.
     """
@@ -53,24 +53,24 @@ class FakeEncoder:
     part_s: float = PART_S
     passes: Callable[[float], object] = lambda _seconds: None
     vocabulary: FakeVocabulary = Factory(FakeVocabulary)
-    steps: list[list[int]] = Factory(list)
+    batches: list[list[int]] = Factory(list)
     texts: list[list[int]] = Factory(list)
     dropped: int = 0
     _inputs: list[IntArray] = Factory(list)
     _left: int = 0
 
     def rows_within(self, part_s: float) -> int:
-        """Return how many tokens a step may have."""
+        """Return how many tokens a batch may have."""
         return max(1, int(part_s / self.part_s) * 8)
 
     def begin(self, inputs: Sequence[IntArray], users: Sequence[str] = ()) -> None:
-        """Begin a step; there must be none."""
+        """Begin a batch; there must be none."""
         if self._inputs:
-            raise AssertionError("a step is under way")
+            raise AssertionError("a batch is under way")
         if max(map(len, inputs)) > self.info.n_ctx:
             raise AssertionError("llama.cpp would end the process")
         self._inputs = list(inputs)
-        self.steps.append(list(map(len, inputs)))
+        self.batches.append(list(map(len, inputs)))
         self.texts += [tokens.tolist() for tokens in inputs]
         self._left = sum(map(len, inputs))
 
@@ -86,12 +86,12 @@ class FakeEncoder:
         if self._left > 0:
             return None
         inputs, self._inputs = self._inputs, []
-        if len(self.steps) in self.fails:
+        if len(self.batches) in self.fails:
             raise EncodeFailed("the encoder failed with status 2")
         return np.stack([vector_of(tokens, self.info.width) for tokens in inputs])
 
     def drop(self) -> None:
-        """Give up the step."""
+        """Give up the batch."""
         self.dropped += bool(self._inputs)
         self._inputs = []
 

@@ -259,7 +259,7 @@ def test_cancelled_vectors_are_ended_in_the_daemon(
             assert await client.generate("hello", max_tokens=2).text()
 
     kit.run(test)
-    assert len(encoders["embed"].steps) < 500
+    assert len(encoders["embed"].batches) < 500
 
 
 # --- leaving early ---

@@ -1,4 +1,4 @@
-"""Texts are encoded in turns by user, in small steps; requests are told of; questions are answered."""
+"""Texts are encoded in turns by user, in small batches; requests are told of; questions are answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from uma_trio.backend.base import IntArray
 from uma_trio.engine.encoder_engine import EncoderEngine
-from uma_trio.engine.encoding import STEP_TOKENS, Encodings
+from uma_trio.engine.encoding import BATCH_TOKENS, Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Encode, Encoded, Explain, Inspect, Prefix, StopEncoding
 from uma_trio.engine.records import Wait
@@ -52,7 +52,7 @@ def run(encodings: Encodings) -> None:
 
 @given(st.lists(st.lists(st.integers(1, 48), min_size=1, max_size=20), min_size=1, max_size=6))
 def test_each_request_has_the_vectors_of_its_own_inputs_in_order(requests: list[list[int]]) -> None:
-    """However they are packed into steps, and no step is larger than the model takes."""
+    """However they are packed into batches, and no batch is larger than the model takes."""
     model = FakeEncoder()
     encodings, answers = queue(model), [list[Encoded]() for _ in requests]
     inputs = [[tokens(n, at + n) for at, n in enumerate(lengths)] for lengths in requests]
@@ -63,12 +63,12 @@ def test_each_request_has_the_vectors_of_its_own_inputs_in_order(requests: list[
         assert answer.vectors is not None
         expected = np.stack([vector_of(one) for one in each])
         assert np.array_equal(answer.vectors, expected)
-    for step in model.steps:
-        assert len(step) <= model.info.max_inputs
-        assert len(step) == 1 or sum(step) <= STEP_TOKENS
+    for batch in model.batches:
+        assert len(batch) <= model.info.max_inputs
+        assert len(batch) == 1 or sum(batch) <= BATCH_TOKENS
 
 
-def test_a_user_with_many_inputs_takes_half_of_each_step_beside_another() -> None:
+def test_a_user_with_many_inputs_takes_half_of_each_batch_beside_another() -> None:
     """Users take turns input by input, whoever was first."""
     model = FakeEncoder()
     encodings = queue(model)
@@ -76,13 +76,13 @@ def test_a_user_with_many_inputs_takes_half_of_each_step_beside_another() -> Non
     encodings.submit(asked(many, 1, [tokens(20)] * 200, user="a"))
     encodings.advance(1.0)
     encodings.submit(asked(few, 2, [tokens(20)] * 2, user="b"))
-    for _ in range(2):  # steps of two inputs
+    for _ in range(2):  # batches of two inputs
         encodings.advance(1.0)
     assert few
     assert not many
 
 
-def test_a_step_that_fails_ends_only_those_who_have_an_input_in_it() -> None:
+def test_a_batch_that_fails_ends_only_those_who_have_an_input_in_it() -> None:
     """And the encoder goes on."""
     model = FakeEncoder(fails=(1,))
     encodings = queue(model)
@@ -95,7 +95,7 @@ def test_a_step_that_fails_ends_only_those_who_have_an_input_in_it() -> None:
     assert second[0].vectors is not None
 
 
-def test_who_stops_has_no_answer_and_its_step_is_given_up() -> None:
+def test_who_stops_has_no_answer_and_its_batch_is_given_up() -> None:
     """Unless somebody else has an input in it; and who is unknown stops nothing."""
     model = FakeEncoder()
     encodings = queue(model)
@@ -140,10 +140,10 @@ def test_who_comes_back_has_no_claim_to_what_others_used() -> None:
     for _ in range(20):
         encodings.advance(1.0)
     encodings.submit(asked(late, 2, [tokens(20)] * 100, user="late"))
-    steps = len(model.steps)
+    batches = len(model.batches)
     while not late:
         encodings.advance(1.0)
-    assert len(model.steps) - steps > 90
+    assert len(model.batches) - batches > 90
 
 
 def test_a_request_is_told_of_as_any_other_is() -> None:

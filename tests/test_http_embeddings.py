@@ -143,7 +143,7 @@ async def test_bad_input_is_refused_and_named(
     async with http_house(encoders=models) as daemon:
         answer = await daemon.ask("POST", EMBED, {"model": "x", **body})
         assert (answer.status, answer.error["param"]) == (status, param), answer.body
-        assert not models["embed"].steps
+        assert not models["embed"].batches
 
 
 async def test_a_text_that_is_too_long_is_refused_with_both_numbers_or_cut(
@@ -158,7 +158,7 @@ async def test_a_text_that_is_too_long_is_refused_with_both_numbers_or_cut(
         assert (answer.error["n_prompt_tokens"], answer.error["n_ctx"]) == (61, N_CTX)
         cut = await daemon.ask("POST", EMBED, {**body, "truncate": True})
         assert cut.status == 200
-        assert models["embed"].steps == [[N_CTX]]
+        assert models["embed"].batches == [[N_CTX]]
 
 
 @pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
@@ -279,7 +279,7 @@ async def test_a_client_that_leaves_frees_the_encoder(autojump_clock: MockClock)
         await trio.sleep(0.02)
         client.close()
         await trio.sleep(0.1)
-        assert len(models["embed"].steps) < 50
+        assert len(models["embed"].batches) < 50
 
 
 async def test_one_user_asks_while_another_has_thousands_of_texts(

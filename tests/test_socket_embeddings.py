@@ -129,7 +129,7 @@ async def test_what_cannot_be_computed_is_refused_with_the_bound(
         assert (error.id, error.code, error.fatal) == ("a", code, True)
         assert words in error.message
         assert await client.next() is None
-        assert not models["embed"].steps
+        assert not models["embed"].batches
 
 
 async def test_without_such_a_model_the_option_is_named(autojump_clock: MockClock) -> None:
@@ -166,10 +166,10 @@ async def test_a_cancel_ends_it_and_frees_the_encoder(autojump_clock: MockClock)
         await client.send(Cancel("a"))
         eos = await client.until(Eos)
         assert (eos.reason, eos.timings.total_ms >= 20) == ("cancelled", True)
-        steps = len(models["embed"].steps)
+        batches = len(models["embed"].batches)
         await client.send(Generate("b", prompt="hello", max_tokens=3))
         assert (await client.until(Eos)).reason == "length"
-        assert len(models["embed"].steps) <= steps + 1 < 100
+        assert len(models["embed"].batches) <= batches + 1 < 100
 
 
 async def test_a_client_that_leaves_frees_the_encoder(autojump_clock: MockClock) -> None:
@@ -181,7 +181,7 @@ async def test_a_client_that_leaves_frees_the_encoder(autojump_clock: MockClock)
         await trio.sleep(0.02)
         client.close()
         await trio.sleep(0.1)
-        assert len(models["embed"].steps) < 50
+        assert len(models["embed"].batches) < 50
 
 
 async def test_a_step_that_fails_is_the_end_of_its_request_alone(autojump_clock: MockClock) -> None:
@@ -254,7 +254,7 @@ async def test_a_cancelled_client_ends_what_is_computed_for_it(
         with trio.move_on_after(0.05) as scope:
             await client.embed(["some text"] * MAX_TEXTS)
         assert scope.cancelled_caught
-        assert len(models["embed"].steps) < 100
+        assert len(models["embed"].batches) < 100
         assert await client.generate("hello", max_tokens=2).text()
 
 

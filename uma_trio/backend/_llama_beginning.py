@@ -1,4 +1,4 @@
-"""What inputs of a causal encoder begin with, kept in its KV cache from one step to the next.
+"""What inputs of a causal encoder begin with, kept in its KV cache from one batch to the next.
 
 An instruction before each query, or a template and a query before each document, is computed once. What is kept
 is one sequence of cells, which those of the inputs share.
@@ -60,7 +60,7 @@ class KeptPrefix:
             lib.seq_rm(self._memory, seq, -1, -1)
 
     def clear(self) -> None:
-        """Forget everything: a step was not computed to its end."""
+        """Forget everything: a batch was not computed to its end."""
         for seq in range(MAX_SLOTS):
             lib.seq_rm(self._memory, seq, -1, -1)
         self._kept = self._latest = _NOTHING

@@ -6,7 +6,7 @@ that callback between two parts. :meth:`Parts.advance` lets it go on, and waits 
 threads runs at a time, and the result is the same to the bit.
 
 Where to stop is chosen before the computation. It needs the time of each node: measured once for one token, and
-corrected by how much slower the machine was in the latest steps.
+corrected by how much slower the machine was in the latest batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEVER: Final = 1 << 30
 
 
 class Parts:
-    """The thread that computes steps of one context. Make it first: `callback` is a parameter of the context."""
+    """The thread that computes batches of one context. Make it first: `callback` is a parameter of the context."""
 
     def __init__(self) -> None:
         self.callback = llama.ggml_backend_sched_eval_callback(self._asked)
@@ -56,7 +56,7 @@ class Parts:
         self._thread.start()
 
     def calibrate(self, n_tokens: int) -> int | None:
-        """Time each node of a step of so many tokens, whose batch is there; return its status."""
+        """Time each node of a batch of so many tokens, which is there; return its status."""
         self._timed = []
         try:
             self._start([], [])
@@ -67,12 +67,12 @@ class Parts:
         return self._status
 
     def rows_within(self, part_s: float) -> int:
-        """Return how many tokens a step may have for its longest node to take at most `part_s`; 1 at least."""
+        """Return how many tokens a batch may have for its longest node to take at most `part_s`; 1 at least."""
         longest = float(self._node_s.max(initial=0.0)) * self._slower
         return max(1, int(min(part_s / longest, _NEVER))) if longest else _NEVER
 
     def begin(self, n_tokens: int) -> None:
-        """Begin a step of so many tokens."""
+        """Begin a batch of so many tokens."""
         within = np.cumsum(self._node_s * n_tokens * self._slower)
         ends, part_s, last_s = [], [], 0.0
         while last_s < (float(within[-1]) if len(within) else 0.0):
@@ -92,14 +92,14 @@ class Parts:
         return None if self._running else self._status
 
     def drop(self) -> None:
-        """Give up the step, if there is one."""
+        """Give up the batch, if there is one."""
         if self._running:
             self._flag[0] = b"x"
             self._resume(math.inf)
             self._flag[0] = b"\0"
 
     def close(self) -> None:
-        """Give up the step and end the thread. The context must be there until this returns."""
+        """Give up the batch and end the thread. The context must be there until this returns."""
         self.drop()
         self._closed = True
         if self._thread is not None:

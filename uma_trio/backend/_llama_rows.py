@@ -1,4 +1,4 @@
-"""The batch of an encoder's step: arrays of numpy, and the struct of llama.cpp that points at them."""
+"""An encoder's batch: arrays of numpy, and the struct of llama.cpp that points at them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rows:
         """
         n_tokens = sum(map(len, inputs))
         if not 0 < n_tokens <= self._capacity or len(inputs) > MAX_SLOTS:
-            raise ValueError(f"{len(inputs)} inputs of {n_tokens} tokens are no step")
+            raise ValueError(f"{len(inputs)} inputs of {n_tokens} tokens are no batch")
         at = 0
         for index, (tokens, first) in enumerate(zip(inputs, firsts, strict=True)):
             end = at + len(tokens)

@@ -1,6 +1,6 @@
 """The contract between the engine and an encoder: a model that makes a vector, or a score, of a whole text.
 
-An encoder has a context of its own, and no step changes the result of another. A step is computed in parts, so that
+An encoder has a context of its own, and no batch changes the result of another. A batch is computed in parts, so that
 other work can be done between two of them. Everything here except the vocabulary is for one thread at a time.
 """
 
@@ -20,7 +20,7 @@ _RANK: Final = 4
 
 
 class EncodeFailed(Exception):
-    """A step failed; the message is one sentence. The encoder can be used again."""
+    """A batch failed; the message is one sentence. The encoder can be used again."""
 
 
 @frozen
@@ -47,8 +47,8 @@ class EncoderInfo:
     """What is loaded.
 
     `n_ctx` is the longest input in tokens. `width` is how many numbers are made of an input. With `pooling`
-    "rank" these are scores, one for each of `labels`. A step takes at most `max_inputs` and `max_tokens`; the engine's
-    steps of several inputs are smaller (:data:`uma_trio.engine.encoding.STEP_TOKENS`).
+    "rank" these are scores, one for each of `labels`. A batch takes at most `max_inputs` and `max_tokens`; the engine's
+    batches of several inputs are smaller (:data:`uma_trio.engine.encoding.BATCH_TOKENS`).
     """
 
     name: str
@@ -99,26 +99,26 @@ class EncoderModel(Protocol):
         """The encoder's vocabulary."""
 
     def rows_within(self, part_s: float) -> int:
-        """Return how many tokens a step may have for its longest part to take at most `part_s`; 1 at least."""
+        """Return how many tokens a batch may have for its longest part to take at most `part_s`; 1 at least."""
 
     def begin(self, inputs: Sequence[IntArray], users: Sequence[str] = ()) -> None:
-        """Begin a step, which `advance` computes. There must be none.
+        """Begin a batch, which `advance` computes. There must be none.
 
         `users` says whose each input is, if they are not all the same user's: nothing that was computed for one is
         used for another.
         """
 
     def next_s(self) -> float:
-        """Return the predicted seconds of the next part of the step."""
+        """Return the predicted seconds of the next part of the batch."""
 
     def advance(self, most_s: float) -> FloatArray | None:
         """Compute parts for at most `most_s`, by prediction, and one part at least.
 
-        Return ``[n_inputs, width]`` numbers at the end of the step, else None. Raises :class:`EncodeFailed`.
+        Return ``[n_inputs, width]`` numbers at the end of the batch, else None. Raises :class:`EncodeFailed`.
         """
 
     def drop(self) -> None:
-        """Give up the step, if there is one."""
+        """Give up the batch, if there is one."""
 
     def close(self) -> None:
         """Free everything. Idempotent; nothing else may be called after."""

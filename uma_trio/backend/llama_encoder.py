@@ -1,6 +1,6 @@
 """llama.cpp as an encoder, on the CPU, in a context of its own: BERT's kinds, and causal models that pool the last token.
 
-A step that is larger than ``n_ubatch`` ends the process (llama-context.cpp, encode): sizes are checked here first. A
+A batch that is larger than ``n_ubatch`` ends the process (llama-context.cpp, encode): sizes are checked here first. A
 causal model (Qwen3-Embedding, Qwen3-Reranker) has a KV cache. It computes a long input in chunks, with equal results,
 and what inputs begin with alike once (:mod:`uma_trio.backend._llama_beginning`).
 """
@@ -38,7 +38,7 @@ MAX_CAUSAL: Final = 4096
 CHUNK: Final = 256
 MAX_INPUTS: Final = MAX_SLOTS
 _KV_TYPE: Final = "f16"
-# A step may hold so many tokens where the model takes fewer: short inputs are cheaper together.
+# A batch may hold so many tokens where the model takes fewer: short inputs are cheaper together.
 _LEAST_ROWS: Final = 256
 _CALIBRATION_ROWS: Final = 64
 # LLAMA_POOLING_TYPE_* (include/llama.h).
@@ -80,7 +80,7 @@ def context_params(room: EncoderRoom, threads: int, pooling: int, parts: Parts |
     params.n_threads = params.n_threads_batch = threads
     params.embeddings = True
     params.pooling_type = pooling
-    # Without it attention spans the whole step for each input.
+    # Without it attention spans the whole batch for each input.
     params.flash_attn_type = FLASH_ON
     params.kv_unified = True
     params.offload_kqv = params.op_offload = False
@@ -145,18 +145,18 @@ class LlamaEncoder:
         return cls(model, context, info, room, parts)
 
     def rows_within(self, part_s: float) -> int:
-        """Return how many tokens a step may have for its longest part to take at most `part_s`."""
+        """Return how many tokens a batch may have for its longest part to take at most `part_s`."""
         return self._parts.rows_within(part_s)
 
     def begin(self, inputs: Sequence[IntArray], users: Sequence[str] = ()) -> None:
-        """Begin a step; `users` says whose each input is."""
+        """Begin a batch; `users` says whose each input is."""
         info, lengths = self.info, [len(tokens) for tokens in inputs]
         if not 0 < len(inputs) <= info.max_inputs or sum(lengths) > info.max_tokens:
-            raise ValueError(f"{len(inputs)} inputs of {sum(lengths)} tokens are no step")
+            raise ValueError(f"{len(inputs)} inputs of {sum(lengths)} tokens are no batch")
         if min(lengths) < 1 or max(lengths) > info.n_ctx:
             raise ValueError(f"an input must have 1 to {info.n_ctx} tokens")
         if len(inputs) > 1 and sum(lengths) > self._room.rows:
-            raise ValueError(f"several inputs of {sum(lengths)} tokens are too many for a step")
+            raise ValueError(f"several inputs of {sum(lengths)} tokens are too many for a batch")
         self._inputs, self._users = inputs, users or [""] * len(inputs)
         firsts = [0] * len(inputs)
         if self._beginning is not None:
@@ -221,7 +221,7 @@ class LlamaEncoder:
         return out
 
     def drop(self) -> None:
-        """Give up the step."""
+        """Give up the batch."""
         self._parts.drop()
         self._forget()
 

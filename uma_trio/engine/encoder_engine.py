@@ -1,4 +1,4 @@
-"""The engine of an encoder: a tick of it is what parts of its steps fit into the time that others leave.
+"""The engine of an encoder: a tick of it is what parts of its batches fit into the time that others leave.
 
 It has the machine as an engine that writes has it (:mod:`uma_trio.engine.turn`): its work is work that nobody reads.
 """

@@ -1,7 +1,7 @@
-"""The queue of one encoder: requests whose texts become vectors or scores, and the step that is under way.
+"""The queue of one encoder: requests whose texts become vectors or scores, and the batch that is under way.
 
-Users take turns by the time that their texts take: a step takes inputs of whoever had least of it, as long as its
-longest part is short (:data:`PART_S`). Larger steps are no faster on a CPU, and a step cannot be left for another
+Users take turns by the time that their texts take: a batch takes inputs of whoever had least of it, as long as its
+longest part is short (:data:`PART_S`). Larger batches are no faster on a CPU, and a batch cannot be left for another
 before its end. A long input makes long parts, which readers wait for: they come the more rarely.
 """
 
@@ -22,14 +22,14 @@ from uma_trio.engine.messages import Encode, Encoded, SequenceReport, SequenceSt
 from uma_trio.engine.records import RequestRecord, Spent, Wait
 from uma_trio.telemetry.encoding import EncodingFigures
 
-STEP_TOKENS: Final = 256
-"""Most tokens of a step with more than one input."""
+BATCH_TOKENS: Final = 256
+"""Most tokens of a batch with more than one input."""
 PART_S: Final = 0.005
-"""Aimed at for the longest part of a step: so long a reader's tick waits for it at most."""
+"""Aimed at for the longest part of a batch: so long a reader's tick waits for it at most."""
 _REMEMBERED: Final = 256  # requests that ended, and users who have nothing to be computed
 _NAMED: Final = 8  # of those that are computed first
 _FIRST_TOKEN_S: Final = 1e-4  # taken for the time of a token until one was computed
-_LEARNING: Final = 0.2  # the weight of the latest step
+_LEARNING: Final = 0.2  # the weight of the latest batch
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -38,7 +38,7 @@ Post = Callable[[Callable[[], None]], None]
 class _Job:
     """A request whose inputs are encoded. `order` has the numbers of those not yet begun, next last.
 
-    So many `tokens` are computed, in so many `steps`, in `computing_s`.
+    So many `tokens` are computed, in so many `batches`, in `computing_s`.
     """
 
     asked: Encode
@@ -47,7 +47,7 @@ class _Job:
     left: int
     n_tokens: int
     tokens: int = 0
-    steps: int = 0
+    batches: int = 0
     computing_s: float = 0.0
     began: float | None = None
 
@@ -59,7 +59,7 @@ class _Job:
 
 @define(eq=False)
 class Encodings:
-    """The queue of one encoder, and the step that is under way. For the engine's thread.
+    """The queue of one encoder, and the batch that is under way. For the engine's thread.
 
     `post` has a function called on trio's thread with the next results. The compute task sets `beside`.
     """
@@ -75,8 +75,8 @@ class Encodings:
     _token_s: float = field(default=_FIRST_TOKEN_S, init=False)
     _jobs: dict[int, _Job] = field(factory=dict, init=False)
     _past: deque[RequestRecord] = field(factory=lambda: deque(maxlen=_REMEMBERED), init=False)
-    _step: list[tuple[_Job, int]] = field(factory=list, init=False)
-    _step_s: float = field(default=0.0, init=False)
+    _batch: list[tuple[_Job, int]] = field(factory=list, init=False)
+    _batch_s: float = field(default=0.0, init=False)
 
     @property
     def has_work(self) -> bool:
@@ -109,26 +109,26 @@ class Encodings:
         if job is None:
             return
         self._gone(job, "cancelled")
-        if self._step and all(each.asked.handle not in self._jobs for each, _ in self._step):
-            self._step.clear()
+        if self._batch and all(each.asked.handle not in self._jobs for each, _ in self._batch):
+            self._batch.clear()
             self.model.drop()
 
     def next_s(self) -> float:
         """Return the predicted seconds of the next part; 0 if there is nothing to compute, or if it is unknown."""
-        if self._jobs and not self._step:
+        if self._jobs and not self._batch:
             self._begin()
-        return self.model.next_s() if self._step else 0.0
+        return self.model.next_s() if self._batch else 0.0
 
     def advance(self, most_s: float) -> float:
-        """Compute parts of a step for about `most_s`, by prediction, and one at least; return what that took.
+        """Compute parts of a batch for about `most_s`, by prediction, and one at least; return what that took.
 
-        It ends with the step.
+        It ends with the batch.
         """
         if not self._jobs:
             return 0.0
         began = self.clock()
         try:
-            if not self._step:
+            if not self._batch:
                 self._begin()
             vectors = self.model.advance(most_s)
         except EncodeFailed as error:
@@ -136,7 +136,7 @@ class Encodings:
             vectors = None
         spent = self.clock() - began
         self.figures.spent(spent)
-        self._step_s += spent
+        self._batch_s += spent
         if vectors is not None:
             self._ended(vectors)
         return spent
@@ -145,7 +145,7 @@ class Encodings:
         """End every request with an error. The model is not touched."""
         for job in list(self._jobs.values()):
             self._end(job, Encoded(None, code, message))
-        self._step.clear()
+        self._batch.clear()
 
     # --- what is told of requests ---
 
@@ -184,56 +184,56 @@ class Encodings:
             admitted=job.began,
             ended=self.clock() if reason else None,
             wait=None if reason else self._wait(job),
-            prefill=Spent(job.tokens, job.steps, job.computing_s),
+            prefill=Spent(job.tokens, job.batches, job.computing_s),
             reason=reason,
             code=code,
             awaits="nothing",
         )
 
     def _wait(self, job: _Job) -> Wait | None:
-        """Return what a request waits for; None while it is in the step."""
+        """Return what a request waits for; None while it is in the batch."""
         if self.beside is not None and self.beside.running:
             return Wait("another model is computed", tuple(self.beside.running)[:_NAMED])
-        others = {each.asked.handle: None for each, _ in self._step if each is not job}
-        if not others or any(each is job for each, _ in self._step):
+        others = {each.asked.handle: None for each, _ in self._batch if each is not job}
+        if not others or any(each is job for each, _ in self._batch):
             return None
         return Wait("texts of others are computed", tuple(others)[:_NAMED])
 
-    # --- steps ---
+    # --- batches ---
 
     def _begin(self) -> None:
-        """Choose the inputs of a step and begin it."""
-        most = min(STEP_TOKENS, self.model.rows_within(PART_S))
-        step, n_tokens, now = self._step, 0, self.clock()
-        while self._users and len(step) < self.model.info.max_inputs:
+        """Choose the inputs of a batch and begin it."""
+        most = min(BATCH_TOKENS, self.model.rows_within(PART_S))
+        batch, n_tokens, now = self._batch, 0, self.clock()
+        while self._users and len(batch) < self.model.info.max_inputs:
             user = min(self._users, key=self._used_s.__getitem__)
             job = self._users[user][0]
             n_tokens += job.next_tokens
-            if step and n_tokens > most:
+            if batch and n_tokens > most:
                 break
             self._used_s[user] += job.next_tokens * self._token_s
-            step.append((job, job.order.pop()))
+            batch.append((job, job.order.pop()))
             job.began = now if job.began is None else job.began
             if not job.order:
                 self._leave(job)
-        self._step_s = 0.0
+        self._batch_s = 0.0
         self.model.begin(
-            [job.asked.inputs[index] for job, index in step], [job.asked.user for job, _ in step]
+            [job.asked.inputs[index] for job, index in batch], [job.asked.user for job, _ in batch]
         )
 
     def _ended(self, vectors: FloatArray) -> None:
-        """Hand the results of a step to those whose they are."""
-        step, self._step = self._step, []
-        n_tokens = sum(len(job.asked.inputs[index]) for job, index in step)
-        self.figures.encoded(len(step), n_tokens)
-        token_s = self._step_s / n_tokens
+        """Hand the results of a batch to those whose they are."""
+        batch, self._batch = self._batch, []
+        n_tokens = sum(len(job.asked.inputs[index]) for job, index in batch)
+        self.figures.encoded(len(batch), n_tokens)
+        token_s = self._batch_s / n_tokens
         if self._token_s == _FIRST_TOKEN_S:
             self._token_s = token_s or _FIRST_TOKEN_S
         else:
             self._token_s += _LEARNING * (token_s - self._token_s)
-        for job in dict.fromkeys(job for job, _ in step):
-            job.steps += 1
-        for (job, index), vector in zip(step, vectors, strict=True):
+        for job in dict.fromkeys(job for job, _ in batch):
+            job.batches += 1
+        for (job, index), vector in zip(batch, vectors, strict=True):
             n = len(job.asked.inputs[index])
             job.tokens, job.computing_s = job.tokens + n, job.computing_s + n * token_s
             if job.asked.handle not in self._jobs:
@@ -244,9 +244,9 @@ class Encodings:
                 self._end(job, Encoded(job.vectors))
 
     def _failed(self, code: str, message: str) -> None:
-        """End those who have an input in the step that failed."""
-        step, self._step = self._step, []
-        for job, _ in step:
+        """End those who have an input in the batch that failed."""
+        batch, self._batch = self._batch, []
+        for job, _ in batch:
             if job.asked.handle in self._jobs:
                 self._end(job, Encoded(None, code, message))
 

@@ -16,7 +16,7 @@ class EncodingFigures:
     seconds: float = 0.0
 
     def encoded(self, inputs: int, tokens: int) -> None:
-        """Count the inputs of a step, and their tokens."""
+        """Count the inputs of a batch, and their tokens."""
         self.inputs += inputs
         self.tokens += tokens
 
