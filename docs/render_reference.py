@@ -74,7 +74,7 @@ def metrics() -> str:
         _NOTE,
         "- `uma-trio metrics` prints eight lines for a person; `uma-trio metrics --all` prints every metric.\n"
         '- `uma-trio metrics --json` and the request `{"type": "metrics"}` return them as JSON; '
-        "the request repeats the answer with `interval_ms`.\n"
+        "the request repeats the answer with `interval_ms`. With several models those of each loaded one are in `models`; beside it are the daemon's and the default model's.\n"
         "- `uma-trio metrics --prometheus` returns them in Prometheus' text format. There the names begin with "
         "`uma_`, and the names of counters end in `_total`; otherwise all names are the same.",
         "A value that is not known yet, or that the policy in use does not have, is `null`. A histogram is an "

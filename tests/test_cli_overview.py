@@ -45,6 +45,17 @@ def test_eight_lines_say_how_the_daemon_does() -> None:
     ]
 
 
+def test_several_models_have_lines_of_their_own() -> None:
+    """Under their names; the lag of the event loop is the daemon's."""
+    lines = overview({**_BUSY, "models": {"chat": _BUSY, "code": Metrics().snapshot()}})
+    assert [line for line in lines if line.endswith(":")] == ["chat:", "code:"]
+    assert len(lines) == 2 * 8 + 1
+    assert lines[3] == (
+        "  tokens/s        30.0 generated; 80.0 computed with prompts (interactive 60.0, background 20.0)"
+    )
+    assert lines[-1].startswith("loop lag          p50 0.19 ms")
+
+
 def test_a_policy_that_promises_nothing_has_no_late_tokens() -> None:
     """Its gaps are shown all the same."""
     line = overview({**_BUSY, "ran_dry_total": None})[1]

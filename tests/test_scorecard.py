@@ -342,6 +342,24 @@ async def test_a_full_disk_is_told_of_once_and_the_task_goes_on(mock_clock: Mock
     assert len(keeper.disk.rows) == 2
 
 
+async def test_each_loaded_model_has_a_scorecard(mock_clock: MockClock) -> None:
+    """Of its own figures, for as long as it is loaded; lines are about the default one."""
+    keeper = Keeper(mock_clock)
+    other = Metrics(clock=trio.current_time)
+    loaded = [keeper.metrics, other]
+    keeper.task = ScoreKeeper(keeper.metrics, 5.0, keeper.disk, every=lambda: loaded)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.task.run)
+        await trio.testing.wait_all_tasks_blocked()
+        await keeper.passes(2)
+        assert other.scorecard is not None
+        loaded.remove(other)
+        await keeper.passes(1)
+        assert other.scorecard is None
+        nursery.cancel_scope.cancel()
+    assert len(keeper.disk.rows) == 1
+
+
 async def test_without_a_file_the_metrics_have_a_scorecard_all_the_same(
     mock_clock: MockClock,
 ) -> None:

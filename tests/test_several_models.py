@@ -23,7 +23,16 @@ from net_kit import TICK_S, at_once
 from test_http_events import messages, watch
 from trio.testing import MockClock
 
-from uma_protocol import Eos, Error, Explain, Explanation, ListSessions, Sessions
+from uma_protocol import (
+    Eos,
+    Error,
+    Explain,
+    Explanation,
+    GetMetrics,
+    ListSessions,
+    Metrics,
+    Sessions,
+)
 from uma_trio import daemon
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.config.models import DEFAULTS
@@ -33,6 +42,7 @@ from uma_trio.models import bundled_model
 from uma_trio.service.ask import OF_MODEL
 from uma_trio.service.checks import Bounds
 from uma_trio.service.served import ServedModel
+from uma_trio.telemetry.exposition import prometheus
 from uma_trio.text.frontend import FrontEnd
 
 
@@ -193,6 +203,17 @@ async def test_a_watcher_chooses_whose_ticks_it_is_sent(autojump_clock: MockCloc
             assert (hello["model"], hello["slots"]) == (model, slots)
             assert any(message.get("ticks") for message in rest) is (model == "code")
         assert (await two.house.ask("GET", "/events?model=nothing")).status == 404
+
+
+async def test_metrics_on_the_socket_have_those_of_each_model(autojump_clock: MockClock) -> None:
+    """Beside the daemon's and its default model's, and so has Prometheus' text that the command line makes of them."""
+    async with two_models() as two:
+        client = two.house.inner.connect()
+        await client.send(GetMetrics(interval_ms=1000))
+        found = (await client.until(Metrics)).metrics
+        assert set(found["models"]) == {"fake", "code"}
+        assert found["models"]["code"].keys() == found.keys() - {"models"}
+        assert 'model="code"' in prometheus(found, found["models"])
 
 
 async def test_metrics_are_those_of_each_model(autojump_clock: MockClock) -> None:

@@ -103,6 +103,39 @@ def test_it_says_what_readers_got_of_what_is_promised() -> None:
         assert words in text
 
 
+def test_the_figures_of_several_models_are_told_together() -> None:
+    """Rates and counts are added up; promises and first tokens are those of the model where they are worst, which is named."""
+    several = shown(info(7))
+    code = {
+        "scorecard": {
+            "interactive_p95_ms": 45.0,
+            "tokens_generated_per_s": 10.0,
+            "tokens_per_s": 12.0,
+        },
+        "step_ms": 50.0,
+        "ran_dry_total": {"planned": 5},
+        "interactive_shown_ms": {"count": 500},
+        "ttft_ms": {"p50": 20.0, "p95": 90.0},
+        "slots_total": 2,
+        "active_sessions": 1,
+    }
+    idle = {"scorecard": {"interactive_p95_ms": None, "tokens_generated_per_s": 0.0}}
+    chat = dict(several.figures)
+    several.figures = {**chat, "models": {"chat": chat, "code": code}}
+    text = "\n".join(frame(several, 140, 24))
+    for words in (
+        "p95 45.0 of 50.0 ms (code)",
+        "7 of 1,500 tokens late beside other work",
+        "60.0 generated, 12.0 with prompts",
+        "p95 90.0 ms (code)",
+        "2 of 6 taken",
+    ):
+        assert words in text
+    assert picture(several)["figures_of_models"]["code"]["tokens_generated_per_s"] == 10.0
+    several.figures = {**chat, "models": {"chat": idle, "code": idle}}
+    assert "nobody reads" in "\n".join(frame(several, 140, 24))
+
+
 def test_another_users_request_cannot_be_chosen() -> None:
     """It has a state and a lane, and nothing to ask about."""
     both = shown(info(0, app="another user", id=""), info(8))

@@ -205,7 +205,10 @@ class _Daemon:
         self._supervisor, self._config = supervisor, config
         self._log = log.get("daemon")
         self._metrics = metrics = Metrics()
-        self._scorekeeper = ScoreKeeper(metrics, config.scorecard_interval_s, table)
+        self._scorekeeper = ScoreKeeper(
+            *(metrics, config.scorecard_interval_s, table),
+            every=lambda: [each.metrics for each in self._deployments],
+        )
         self._service = service = _service(metrics, config)
         self._presence = Presence(time.monotonic, service.directory)
         self._deployments: list[AnyDeployment] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,7 +43,7 @@ def metrics(
     ] = None,
     socket: SocketFlag = None,
 ) -> int:
-    """Show the daemon's metrics, once or repeatedly: eight lines, or all of them with --all.
+    """Show the daemon's metrics, once or repeatedly: eight lines of each model, or all of them with --all.
 
     --json and --prometheus always print all.
     """
@@ -74,7 +74,7 @@ async def _metrics(path: Path, write: Callable[[dict[str, Any]], None], every: f
 def _write_prometheus(found: dict[str, Any]) -> None:
     from uma_trio.telemetry.exposition import prometheus
 
-    sys.stdout.write(prometheus(found))
+    sys.stdout.write(prometheus(found, found.get("models") or {}))
 
 
 def _show_overview(found: dict[str, Any], *, clear: bool) -> None:
@@ -99,13 +99,25 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
     meaning = {metric.name: metric for metric in METRICS}
     columns = {column.name: column for column in SCORECARD}
-    for name, value in found.items():
-        metric = meaning.get(name)
+    for name, value in _of_models(found, meaning):
+        metric = meaning.get(name.partition(" ")[0])
         if metric and metric.kind == "scorecard" and value:
             for column, figure in value.items():
                 yield _row(f"{name}.{column}", figure, columns.get(column))
         else:
             yield _row(name, value, metric)
+
+
+def _of_models(found: dict[str, Any], meaning: Mapping[str, Metric]) -> Iterator[tuple[str, Any]]:
+    """Yield every metric; where there are several models, their own with the model behind the name."""
+    models = found.get("models") or {}
+    for name, value in found.items():
+        if name == "models":
+            continue
+        if not models or ((metric := meaning.get(name)) is not None and metric.of_daemon):
+            yield name, value
+        else:
+            yield from ((f"{name} [{model}]", each.get(name)) for model, each in models.items())
 
 
 def _row(name: str, value: Any, metric: Metric | None) -> tuple[str, str, str]:

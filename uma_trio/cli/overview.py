@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from uma_trio.saying import harmless
+
 Figures = Mapping[str, Any]
 
 
@@ -12,10 +14,18 @@ def overview(found: Figures) -> list[str]:
     """Return a line for each of: TTFT, the gaps that readers see, tokens/s, slots, queue, KV, cache, lag.
 
     Figures that the daemon does not have (yet) are "-". The percentiles are of all requests since it started,
-    tokens/s of the latest interval of the scorecard.
+    tokens/s of the latest interval of the scorecard. Several models have a heading and lines of their own.
     """
     width = max(map(len, _LINES))
-    return [f"{name.ljust(width)}  {line(found)}" for name, line in _LINES.items()]
+    models: Mapping[str, Figures] = found.get("models") or {}
+    if len(models) < 2:
+        return [f"{name.ljust(width)}  {line(found)}" for name, line in _LINES.items()]
+    of_each = {name: line for name, line in _LINES.items() if line is not _lag}
+    lines: list[str] = []
+    for model, each in models.items():
+        lines.append(f"{harmless(model)}:")
+        lines += [f"  {name.ljust(width)}  {line(each)}" for name, line in of_each.items()]
+    return [*lines, f"{'loop lag'.ljust(width + 2)}  {_lag(found)}"]
 
 
 def _ttft(found: Figures) -> str:

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,14 +72,20 @@ def picture(shown: Shown) -> dict[str, Any]:
 
     found = msgspec.to_builtins(shown.found) if shown.found is not None else {}
     found.pop("event", None)
-    figures = {name: shown.figures.get(name) for name in _FIGURES}
-    card = shown.figures.get("scorecard") or {}
-    speeds = ("interactive_p95_ms", "tokens_per_s", "tokens_generated_per_s")
+    models = shown.figures.get("models") or {}
+    each = {name: _figures(figures) for name, figures in models.items()}
     return {
         "schema": _SCHEMA,
-        "figures": figures | {name: card.get(name) for name in speeds},
+        "figures": _figures(shown.figures),
+        **({"figures_of_models": each} if each else {}),
         **found,
     }
+
+
+def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
+    card = found.get("scorecard") or {}
+    speeds = ("interactive_p95_ms", "tokens_per_s", "tokens_generated_per_s")
+    return {name: found.get(name) for name in _FIGURES} | {name: card.get(name) for name in speeds}
 
 
 async def _learn(client: Client, shown: Shown) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -102,10 +103,15 @@ def _named(name: str, text: str) -> Line:
 
 
 def _promise(figures: Mapping[str, Any], is_unicode: bool) -> Line:
-    """Say what readers got in the latest second, against what is promised."""
-    p95, step = (figures.get("scorecard") or {}).get("interactive_p95_ms"), figures.get("step_ms")
-    late = sum((figures.get("ran_dry_total") or {}).values())
-    shown = (figures.get("interactive_shown_ms") or {}).get("count") or 0
+    """Say what readers got in the latest second, against what is promised: those of the model that is the furthest from it."""
+    models = _of_each(figures)
+    name, p95, step = max(
+        ((name, _p95(each), each.get("step_ms")) for name, each in models.items()),
+        key=lambda one: (one[1] is not None, (one[1] or 0.0) / (one[2] or math.inf)),
+    )
+    late = sum(sum((each.get("ran_dry_total") or {}).values()) for each in models.values())
+    counts = [(each.get("interactive_shown_ms") or {}).get("count") for each in models.values()]
+    shown = sum(filter(None, counts))
     totals = f"   {late:,} of {shown:,} tokens late beside other work" if shown else ""
     if p95 is None or not step:
         said = "nobody reads" if p95 is None else f"p95 {p95:.1f} ms"
@@ -115,7 +121,7 @@ def _promise(figures: Mapping[str, Any], is_unicode: bool) -> Line:
     kept: Style = "good" if p95 <= step else "bad"
     return [
         ("readers".ljust(_LABEL), "dim"),
-        (f"p95 {p95:.1f} of {step:.1f} ms ", "bold"),
+        (f"p95 {p95:.1f} of {step:.1f} ms{_named_model(name)} ", "bold"),
         (full * filled, kept),
         (rest * (20 - filled), "dim"),
         (totals, ""),
@@ -123,17 +129,47 @@ def _promise(figures: Mapping[str, Any], is_unicode: bool) -> Line:
 
 
 def _speed(figures: Mapping[str, Any]) -> str:
-    card = figures.get("scorecard") or {}
-    made, computed = card.get("tokens_generated_per_s"), card.get("tokens_per_s")
-    first = figures.get("ttft_ms") or {}
+    """Say what all models compute together, and the first tokens of the one where these take longest."""
+    models = _of_each(figures)
+    made, computed = (_rate(models, name) for name in ("tokens_generated_per_s", "tokens_per_s"))
     text = "-" if made is None else f"{made:.1f} generated, {computed or 0.0:.1f} with prompts"
+    firsts = {name: each.get("ttft_ms") or {} for name, each in models.items()}
+    name, first = max(firsts.items(), key=lambda one: one[1].get("p95") or 0.0)
     if first.get("p95") is None:
         return text
-    return f"{text}   first token p50 {_ms(first['p50'])}, p95 {_ms(first['p95'])}"
+    said = f"first token p50 {_ms(first['p50'])}, p95 {_ms(first['p95'])}"
+    return f"{text}   {said}{_named_model(name)}"
+
+
+def _of_each(figures: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the figures of each model; "" is the name of the only one."""
+    return figures.get("models") or {"": figures}
+
+
+def _p95(figures: Mapping[str, Any]) -> float | None:
+    found: float | None = (figures.get("scorecard") or {}).get("interactive_p95_ms")
+    return found
+
+
+def _rate(models: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
+    found = [(each.get("scorecard") or {}).get(name) for each in models.values()]
+    known = [rate for rate in found if rate is not None]
+    return sum(known) if known else None
+
+
+def _named_model(name: str) -> str:
+    return f" ({harmless(name)})" if name else ""
 
 
 def _slots(figures: Mapping[str, Any], found: Sessions) -> str:
-    taken, total = figures.get("active_sessions", "-"), figures.get("slots_total", "-")
+    each = _of_each(figures).values()
+    sums = [
+        sum(filter(None, found)) if None not in found else "-"
+        for found in (
+            [one.get(name) for one in each] for name in ("active_sessions", "slots_total")
+        )
+    ]
+    taken, total = sums
     return f"{taken} of {total} taken   {found.waiting:,} waiting"
 
 

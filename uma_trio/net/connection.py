@@ -505,7 +505,7 @@ class Connection:
         return await self._figures()
 
     async def _figures(self) -> Metrics:
-        return Metrics(metrics=dict(self._service.metrics()))
+        return Metrics(metrics=await self._service.figures())
 
     async def _repeat_metrics(self, interval_s: float, scope: trio.CancelScope) -> None:
         with scope:

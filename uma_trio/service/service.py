@@ -413,13 +413,23 @@ class Service:
         """
         return self.telemetry.snapshot() if model is None else self.find(model).telemetry.snapshot()
 
+    async def figures(self) -> dict[str, Any]:
+        """Return every metric as :meth:`metrics`; where several models write, those of each loaded one are its `models`."""
+        found, each = dict(self.metrics()), dict[str, Mapping[str, Any]]()
+        for served in self._writers():
+            await trio.lowlevel.checkpoint()
+            each[served.bounds.model] = served.telemetry.snapshot()
+        return {**found, "models": each} if each else found
+
     def metrics_of_each(self) -> Mapping[str, Mapping[str, Any]]:
         """Return every metric of each loaded model, by the model's name; nothing where only one writes."""
+        return {served.bounds.model: served.telemetry.snapshot() for served in self._writers()}
+
+    def _writers(self) -> Sequence[ServedModel]:
+        """Return the loaded models that write; none where only one is configured."""
         shelf, writers = self.shelf, [one for one in self._models if one.gives == "text"]
         every = writers if shelf is None else [e for e in shelf.entries if e.gives == "text"]
-        if max(len(writers), len(every)) < 2:
-            return {}
-        return {served.bounds.model: served.telemetry.snapshot() for served in writers}
+        return writers if max(len(writers), len(every)) > 1 else ()
 
     def move(self, handle: int, lane: Lane, by: Principal) -> bool:
         """Move a request to a lane; False if the handle is unknown.
