@@ -24,8 +24,14 @@ from uma_trio.costing.measured import Measured
 from uma_trio.engine.chunk import EARLIER_ANSWERS, OWN_TEXT, DraftOrigin
 from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, Lookup, Runs
-from uma_trio.engine.drafts.pool import MOST_NAMESPACES, EarlierAnswers, Pool
-from uma_trio.engine.drafts.prompts import MOST_PROMPTS, MOST_TOKENS, Prompts
+from uma_trio.engine.drafts.pool import (
+    MOST_NAMESPACES,
+    MOST_PROMPT_TOKENS,
+    MOST_PROMPTS,
+    EarlierAnswers,
+    Pool,
+    Prompts,
+)
 from uma_trio.engine.drafts.survival import Survival, part_of
 from uma_trio.engine.messages import Prefix
 from uma_trio.engine.planner import EngineSettings
@@ -141,7 +147,7 @@ def test_prompts_are_kept_by_namespace_for_one_that_goes_on_and_within_bounds() 
     assert prompts.n_tokens == 0
     for n in range(3 * MOST_PROMPTS):
         prompts.add("a", np.full(5000, n, np.int32), Runs(5000, ({}, {}, {})))
-        assert prompts.n_tokens <= MOST_TOKENS
+        assert prompts.n_tokens <= MOST_PROMPT_TOKENS
     assert prompts.take("a", np.full(5000, 0, np.int32)) is None
     assert prompts.take("a", np.full(5001, n, np.int32)) is not None
 

@@ -16,13 +16,14 @@ from uma_trio.config.options import Config
 from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.service import Service
-from uma_trio.sockets.port import PortUnusable
+from uma_trio.sockets import listener as unix
+from uma_trio.sockets.port import PortUnusable, TcpListener, bound
 from uma_trio.telemetry import log
 
 if TYPE_CHECKING:
     from uma_trio.http.wire.server import Server as HttpServer
     from uma_trio.http.wire.settings import Settings as HttpSettings
-    from uma_trio.service.front import FrontListener as PortListener
+    from uma_trio.service.front import FrontListener
 
 _REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
 
@@ -30,19 +31,20 @@ _REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
 @contextmanager
 def http_port(
     config: Config, inherited: socket.socket | None = None, lock_fd: int = -1
-) -> Iterator[PortListener | None]:
+) -> Iterator[FrontListener | None]:
     """Take the address that HTTP is to be served on, if it is, until the block ends.
 
-    An `inherited` socket listens there already; with `lock_fd` it is one that was handed over.
+    An `inherited` socket listens there already; with `lock_fd`, the lock of its name, it is one that was handed over.
 
-    Raises :class:`ConfigError` if that needs a key and there is none, or it cannot be had.
+    Raises:
+        ConfigError: it needs a key and there is none, or the port cannot be had.
+        uma_trio.sockets.listener.SocketTaken: the Unix socket is another daemon's.
+        uma_trio.sockets.listener.SocketUnusable: it cannot be made there.
     """
     address = config.http_address
     if address is None:
         yield None
         return
-    from uma_trio.http.wire.listener import listening  # only who uses HTTP pays for it
-
     if not address.is_loopback and config.http_key_file is None:
         raise ConfigError(
             f"{config.source('http')} {config.http}: others can reach that address, so it needs "
@@ -50,7 +52,15 @@ def http_port(
         )
     with ExitStack() as stack:
         try:
-            port = stack.enter_context(listening(address, inherited, lock_fd))
+            if not address.path:
+                taken = bound(address, "--http") if inherited is None else inherited
+                port: FrontListener = stack.enter_context(TcpListener(taken))
+            else:
+                if inherited is not None and lock_fd != -1:
+                    claim = unix.handed_claim(address.path, inherited, lock_fd)
+                else:
+                    claim = unix.claim(address.path, "--http unix:PATH", inherited=inherited)
+                port = stack.enter_context(stack.enter_context(claim).listen())
         except PortUnusable as error:
             raise ConfigError(str(error)) from error
         yield port

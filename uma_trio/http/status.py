@@ -8,12 +8,11 @@ from uma_protocol.errors import Code
 from uma_protocol.rules import MAX_INT64, Integer, OneOf, Text
 from uma_trio.http.fields import Field, fields_of, honoured
 from uma_trio.http.llama.metrics import llama_metrics
-from uma_trio.http.router_metrics import router_metrics
 from uma_trio.http.wire.errors import Fault, fault_of, invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Head, Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.pulse import SILENT_S
+from uma_trio.service.pulse import SILENT_S, LoadReading
 from uma_trio.telemetry.exposition import prometheus
 from uma_trio.words import LANES
 
@@ -26,6 +25,8 @@ PRIORITY: tuple[Field, ...] = (
     honoured("id", Text(1, 128, printable=True), "the `id` of the answer"),
     honoured("priority", OneOf(LANES), "the lane", required=True),
 )
+#: Cells of a block, as routers count them: they take no smaller ones.
+BLOCK = 64
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -102,3 +103,24 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
         why = "that request is not running; GET /slots lists those that are"
         raise Fault(404, why, code="request_not_found")
     return Reply(200, msgspec.json.encode({"ok": True, "moved": len(wanted)}))
+
+
+def router_metrics(reading: LoadReading) -> str:
+    """Return the gauges of a reading, without help texts: it is asked for twenty times a second.
+
+    The names with ``vllm:`` are those of llm-d-router's default engine, docs/plugin-metric-protocol.md there.
+    """
+    load = reading.load
+    cells = max(1, load.cells_total)
+    labels = f'{{block_size="{BLOCK}",num_gpu_blocks="{cells // BLOCK}"}}'
+    return "".join(
+        f"{name} {value:.6g}\n"
+        for name, value in (
+            ("uma_headroom_ratio", 0.0 if reading.hangs else reading.headroom),
+            ("uma_backlog_seconds", load.backlog_s),
+            ("vllm:num_requests_running", load.running),
+            ("vllm:num_requests_waiting", load.waiting),
+            ("vllm:kv_cache_usage_perc", load.cells_reserved / cells),
+            (f"vllm:cache_config_info{labels}", 1),
+        )
+    )

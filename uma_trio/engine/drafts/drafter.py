@@ -18,8 +18,7 @@ from uma_trio.engine.chunk import (
 from uma_trio.engine.drafts.contained import Contained
 from uma_trio.engine.drafts.drafting import Drafting, NoDrafts, Unread
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, NEWEST, Lookup, Runs
-from uma_trio.engine.drafts.pool import Pool
-from uma_trio.engine.drafts.prompts import Prompts
+from uma_trio.engine.drafts.pool import Pool, Prompts
 from uma_trio.engine.drafts.survival import (
     FIRST_BELIEF,
     PARTS,

@@ -1,8 +1,11 @@
-"""Earlier answers of a namespace, in which the next tokens of an answer are looked up, too.
+"""Earlier answers and prompts of a namespace, in which the next tokens of an answer are looked up, too.
 
 Agents and scripts ask for nearly the same again. A namespace is who may share what was computed
 (:attr:`uma_trio.engine.messages.Submit.namespace`): nobody's answer is guessed from that of another
 user, nor from one that was asked for in private by another process.
+
+A turn goes on where the prompt before it ended. What was indexed of the latest prompts is kept, so that a prompt of 10,000
+tokens is not indexed again with each turn: for as long as that takes there are no guesses.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from attrs import frozen
 
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, LONGEST_MATCH, matched
+from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, LONGEST_MATCH, Runs, matched
 from uma_trio.policy.fairness import Path
 
 ORDERS = (8, 4)
@@ -21,6 +25,9 @@ ORDERS = (8, 4)
 MOST_TOKENS = 16_384
 MOST_NAMESPACES = 4  # the one that was used last is kept
 MOST_WAITING = 64  # answers that are not indexed yet
+# A token takes some 400 bytes in the dictionaries of three orders: 13 MB at most.
+MOST_PROMPT_TOKENS = 32_768
+MOST_PROMPTS = 16
 BORDER = -1  # between two answers: no token
 
 
@@ -141,3 +148,54 @@ class Pool:
         if len(self._answers) > MOST_NAMESPACES:
             self._answers.popitem(last=False)
         return answers
+
+
+@frozen(eq=False)
+class _Prompt:
+    """A prompt of a namespace, and what is known of it."""
+
+    namespace: str
+    tokens: IntArray
+    runs: Runs
+
+
+class Prompts:
+    """Indexed prompts by namespace; the oldest go."""
+
+    def __init__(self) -> None:
+        self._kept: deque[_Prompt] = deque()
+        self._n_tokens = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens of all prompts."""
+        return self._n_tokens
+
+    def add(self, namespace: str, tokens: IntArray, runs: Runs) -> None:
+        """Keep what is known of the prompt `tokens`; too long a one is not kept."""
+        if len(tokens) > MOST_PROMPT_TOKENS:
+            return
+        self._kept.append(_Prompt(namespace, tokens.copy(), runs))
+        self._n_tokens += len(tokens)
+        while self._n_tokens > MOST_PROMPT_TOKENS or len(self._kept) > MOST_PROMPTS:
+            self._n_tokens -= len(self._kept.popleft().tokens)
+
+    def take(self, namespace: str | None, tokens: IntArray) -> Runs | None:
+        """Return what is known of the longest prompt that `tokens` begin with; it is kept no longer."""
+        found: _Prompt | None = None
+        for one in self._kept:
+            n = len(one.tokens)
+            if one.namespace != namespace or (found is not None and n <= len(found.tokens)):
+                continue
+            if n <= len(tokens) and np.array_equal(one.tokens, tokens[:n]):
+                found = one
+        if found is None:
+            return None
+        self._kept.remove(found)
+        self._n_tokens -= len(found.tokens)
+        return found.runs
+
+    def forget(self, mine: Callable[[str], bool]) -> None:
+        """Drop the prompts of the namespaces that are `mine`."""
+        self._kept = deque([one for one in self._kept if not mine(one.namespace)])
+        self._n_tokens = sum(len(one.tokens) for one in self._kept)
