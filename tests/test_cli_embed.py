@@ -101,10 +101,10 @@ def test_vectors_are_printed_in_three_forms(where: Path) -> None:
     """Numbers as JSON, as base64 of float32, or alone; with fewer dimensions, normalised again."""
     (first,) = lines(said(where, "embed", "a fox", "--dimensions", "8")[1])
     assert len(first["embedding"]) == 8
-    (second,) = lines(said(where, "embed", "a fox", "--dimensions", "8", "--output", "base64")[1])
+    (second,) = lines(said(where, "embed", "a fox", "--dimensions", "8", "--base64")[1])
     data = b64decode(second["embedding"])
     assert list(struct.unpack("<8f", data)) == pytest.approx(first["embedding"], abs=1e-4)
-    _, plain, _ = said(where, "embed", "a fox", "--dimensions=8", "--output", "plain")
+    _, plain, _ = said(where, "embed", "a fox", "--dimensions=8", "--plain")
     assert [float(x) for x in plain.split()] == pytest.approx(first["embedding"], abs=1e-4)
 
 
@@ -127,6 +127,7 @@ def test_documents_are_printed_best_first(where: Path) -> None:
         (["embed"], "", 1, "There is no text"),
         (["embed", ""], "", 1, "text 1 is empty"),
         (["embed", "a", "--dimensions", "0"], "", 1, "at least 1"),
+        (["embed", "a", "--plain", "--base64"], "", 1, "give one of them"),
         (["embed", "a", "--file", "missing.txt"], "", 1, "missing.txt: No such file"),
         (["embed", "a", "--dimensions", "999"], "", 2, "at most 64"),
         (["embed", "a", "--model", "other"], "", 2, "this daemon serves embedder"),

@@ -185,10 +185,10 @@ def test_who_waits_for_a_model_is_told_how_far_it_is(
     loaded, ready = trio.Event(), daemon.service.ready
     entry = SimpleNamespace(names=("code",), wait="model code is loading, 40%", progress=0.4)
 
-    async def slowly(name: Any, waits: Any = None, payer: str = "") -> Any:
+    async def slowly(name: Any, waits: Any = None, payer: str = "", **more: Any) -> Any:
         waits(entry)
         await loaded.wait()
-        return await ready(name)
+        return await ready(name, **more)
 
     monkeypatch.setattr(daemon.service, "ready", slowly)
     told: list[Any] = []

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
-from functools import partial
-from http.client import HTTPConnection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from real_kit import asked, served
 
-from uma_trio import daemon
 from uma_trio.backend import llama_probe
-from uma_trio.config.settings import load
 from uma_trio.keeper import keeper, room
 from uma_trio.keeper.entry import Entry
 from uma_trio.models import bundled_model
@@ -49,38 +43,6 @@ def cut(path: Path) -> Path:
     whole = bundled_model().read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     return path
-
-
-async def asked(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """Ask a daemon over HTTP; return the status and the document."""
-
-    def ask() -> tuple[int, Any]:
-        with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-
-    return await trio.to_thread.run_sync(ask)
-
-
-@asynccontextmanager
-async def served(tmp_path: Path, models: str, **more: str) -> AsyncIterator[int]:
-    """Serve the models of this section, with `more` options; return the HTTP port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = tmp_path / "uma.yaml"
-    settings.write_text(f"models:\n{models}")
-    flags = {"config": str(settings), "socket": str(tmp_path / "s"), "policy": "baseline", **more}
-    config = load({**flags, "http": f"127.0.0.1:{port}", "n_ctx": "512"}, {})
-    ready = trio.Event()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(daemon.serve, config, on_ready=lambda _info: ready.set()))
-            await ready.wait()
-            yield port
-            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("damage", [with_a_token_twice, cut])

@@ -19,6 +19,8 @@ from uma_protocol import (
     Embed,
     Eos,
     Error,
+    Explain,
+    Explanation,
     Generate,
     ListSessions,
     LocalProtocolError,
@@ -170,6 +172,42 @@ async def test_a_cancel_ends_it_and_frees_the_encoder(autojump_clock: MockClock)
         await client.send(Generate("b", prompt="hello", max_tokens=3))
         assert (await client.until(Eos)).reason == "length"
         assert len(models["embed"].batches) <= batches + 1 < 100
+
+
+async def test_it_is_listed_explained_and_ended_by_its_handle(autojump_clock: MockClock) -> None:
+    """From another connection, as any request: with its model, its texts' tokens and how much is computed."""
+    async with house(encoders=encoders()) as daemon:
+        client, other = daemon.connect(), daemon.connect()
+        await client.send(Embed(id="a", input=("some text",) * 2000))
+        await trio.sleep(0.3)
+        await other.send(ListSessions())
+        (session,) = (await other.until(Sessions)).sessions
+        assert (session.id, session.model, session.lane) == ("a", "embedder", "background")
+        assert (session.state, session.prompt_tokens) == ("prefill", 20_000)
+        assert 0 < session.computed_tokens < 20_000
+        await other.send(Cancel(request=session.request))
+        await other.until(Ok)
+        eos = await client.until(Eos)
+        assert (eos.reason, eos.request) == ("cancelled", session.request)
+        await other.send(Explain(request=session.request))
+        (story,) = (await other.until(Explanation)).requests
+        assert (story.state, story.model, story.prompt_tokens) == ("cancelled", "embedder", 20_000)
+
+
+async def test_what_a_model_does_not_do_is_refused_with_what_it_does(
+    autojump_clock: MockClock,
+) -> None:
+    """And which models do it."""
+    async with house(encoders=encoders()) as daemon:
+        for wrong, words in (
+            (Generate("a", model="embedder", prompt="hello"), "embedder makes vectors of texts"),
+            (Embed(id="a", model="fake", input=("a",)), "fake writes text, and nothing else"),
+            (Embed(id="a", model="ranker", input=("a",)), "embedder makes vectors of texts"),
+        ):
+            client = daemon.connect()
+            await client.send(wrong)
+            error = await client.until(Error)
+            assert (error.code, words in error.message) == ("E_MODEL_002", True), error.message
 
 
 async def test_a_client_that_leaves_frees_the_encoder(autojump_clock: MockClock) -> None:

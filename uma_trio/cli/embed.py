@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -21,10 +20,10 @@ from uma_trio.cli.output import (
     StartFlag,
     WaitFlag,
     complain,
+    json_line,
     socket_path,
 )
-from uma_trio.cli.streams import is_unicode
-from uma_trio.cli.texts import FilesFlag, Given, LinesFlag, refused, texts_of
+from uma_trio.cli.texts import FilesFlag, Given, LinesFlag, TruncateFlag, refused, texts_of
 from uma_trio.saying import several
 
 if TYPE_CHECKING:
@@ -34,14 +33,6 @@ Output = Literal["json", "base64", "plain"]
 #: Texts of one request: their lines are printed before the next ones are sent.
 _AT_ONCE: Final = 256
 _DECIMALS: Final = 9  # of a number of at most 1: what a float32 holds
-
-TruncateFlag = Annotated[
-    bool,
-    Parameter(
-        help="Cut the end of a text that is too long for the model, instead of refusing it.",
-        negative="",
-    ),
-]
 
 
 @frozen(kw_only=True)
@@ -56,16 +47,21 @@ def embed(
     *texts: Annotated[str, Parameter(help="A text.")],
     file: FilesFlag = (),
     lines: LinesFlag = (),
-    output: Annotated[
-        Output,
+    plain: Annotated[
+        bool,
         Parameter(
-            help="json: an object with index, text or file, and embedding on each line; base64: the same, with the "
-            "float32 of the vector in base64; plain: its numbers, separated by spaces."
+            help="Print the numbers of each vector, separated by spaces, and not a JSON object on each line: index, text or "
+            "file, embedding.",
+            negative="",
         ),
-    ] = "json",
+    ] = False,
+    base64: Annotated[
+        bool,
+        Parameter(help="Print the float32 of each vector as base64 in its JSON.", negative=""),
+    ] = False,
     model: Annotated[
         str | None,
-        Parameter(help="Which model; default: that of the daemon's --embedding-model."),
+        Parameter(help="Which model; default: the daemon's first that makes vectors."),
     ] = None,
     dimensions: Annotated[
         int | None,
@@ -80,8 +76,8 @@ def embed(
 ) -> int:
     """Print a vector of each text: of arguments, files, or lines of standard input.
 
-    Vectors have length 1, so the product of two is their cosine. The daemon needs --embedding-model.
-    For example: git log --format=%s | uma-trio embed --output base64 >vectors.jsonl
+    Vectors have length 1, so the product of two is their cosine. The daemon needs a model that makes them.
+    For example: git log --format=%s | uma-trio embed --base64 >vectors.jsonl
     """
     given = texts_of(texts, file, lines)
     first = next(given, None)
@@ -90,10 +86,14 @@ def embed(
             "There is no text. Give texts as arguments, by --file, or a line each on standard input."
         )
         return USAGE
+    if plain and base64:
+        complain("--plain and --base64: give one of them.")
+        return USAGE
     if dimensions is not None and dimensions < 1:
         complain(f"--dimensions: {dimensions} is out of range, at least 1.")
         return USAGE
     where = socket_path(socket)
+    output: Output = "plain" if plain else "base64" if base64 else "json"
     asked = _Asked(model=model, dimensions=dimensions, truncate=truncate, output=output)
     return attempt(
         *(_embed, where, _batches(first, given), asked),
@@ -146,5 +146,4 @@ def _line(number: int, given: Given, vector: array[float], output: Output) -> st
         if sys.byteorder == "big":
             little.byteswap()
         made = b64encode(little.tobytes()).decode()
-    line = {"index": number, kind: told, "embedding": made}
-    return json.dumps(line, ensure_ascii=not is_unicode(), separators=(",", ":"))
+    return json_line({"index": number, kind: told, "embedding": made})

@@ -66,8 +66,13 @@ def complain(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """Write `value` as one line of JSON to standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=not is_unicode(), default=str) + "\n")
+    sys.stdout.write(json_line(value) + "\n")
     sys.stdout.flush()
+
+
+def json_line(value: Any) -> str:
+    """Return `value` as one line of JSON that standard output can hold."""
+    return json.dumps(value, ensure_ascii=not is_unicode(), default=str)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from attrs import frozen
 
 from uma_trio.cli.attempt import attempt, starter
-from uma_trio.cli.embed import TruncateFlag
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
     OK,
@@ -22,7 +21,7 @@ from uma_trio.cli.output import (
     print_json,
     socket_path,
 )
-from uma_trio.cli.texts import FilesFlag, Given, LinesFlag, refused, texts_of
+from uma_trio.cli.texts import FilesFlag, Given, LinesFlag, TruncateFlag, refused, texts_of
 from uma_trio.saying import harmless
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def rerank(
         ),
     ] = False,
     model: Annotated[
-        str | None, Parameter(help="Which model; default: that of the daemon's --rerank-model.")
+        str | None, Parameter(help="Which model; default: the daemon's first that scores.")
     ] = None,
     truncate: TruncateFlag = False,
     socket: SocketFlag = None,
@@ -63,7 +62,7 @@ def rerank(
 ) -> int:
     """Print documents with their score for a query, the best first.
 
-    Documents are arguments, files, or lines of standard input. The daemon needs --rerank-model.
+    Documents are arguments, files, or lines of standard input. The daemon needs a model that scores.
     For example: uma-trio rerank "how to stop the daemon" --lines questions.txt --top-n 3
     """
     if not query:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from attrs import frozen
 
 from uma_trio.cli.files import text_of
 from uma_trio.cli.flags import Parameter
 from uma_trio.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from uma_trio.client import ServerError
 
 FilesFlag = Annotated[
     tuple[Path, ...],
@@ -29,6 +31,14 @@ LinesFlag = Annotated[
         name="--lines",
         help="A file with a text on each line; may be given several times. Empty lines are left out.",
         metavar="FILE",
+        negative="",
+    ),
+]
+
+TruncateFlag = Annotated[
+    bool,
+    Parameter(
+        help="Cut the end of a text that is too long for the model, instead of refusing it.",
         negative="",
     ),
 ]
@@ -70,24 +80,14 @@ def texts_of(words: Sequence[str], files: Sequence[Path], lines: Sequence[Path])
         yield from _lines(sys.stdin.buffer, "standard input")
 
 
-def named(message: str, given: Sequence[Given]) -> str:
-    """Return a daemon's message with the names that the texts of a request have here."""
-
-    def place(found: re.Match[str]) -> str:
-        index = int(found[1])
-        return given[index].place if index < len(given) else found[0]
-
-    return re.sub(r"\b(?:input|documents)\[(\d+)\]", place, message)
-
-
-def refused(error: Any, given: Sequence[Given]) -> Any:
+def refused(error: ServerError, given: Sequence[Given]) -> ServerError:
     """Return a daemon's refusal, with the names that texts have here."""
-    return type(error)(
-        error.code,
-        named(error.message, given),
-        retryable=error.retryable,
-        retry_after_ms=error.retry_after_ms,
-    )
+    from uma_trio.client.encoding import naming_texts
+
+    def place(field: str, index: int) -> str:
+        return given[index].place if index < len(given) else f"{field}[{index}]"
+
+    return naming_texts(error, place)
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[Given]:

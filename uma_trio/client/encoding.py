@@ -7,7 +7,7 @@ import re
 import sys
 import uuid
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from uma_protocol import (
@@ -27,6 +27,8 @@ MAX_TEXTS: Final = 1000
 """Texts of one request: what the daemon checks of it while it writes no tokens takes about a millisecond."""
 _FRAME_BYTES: Final = DEFAULT_MAX_FRAME_BYTES - 4096
 _MAX_ESCAPES: Final = 100_000
+
+_TEXT: Final = re.compile(r"\b(input|documents)\[(\d+)\]")
 
 Item = Token | Vectors | Scores
 """What comes before the end of a request."""
@@ -84,11 +86,12 @@ def batches(texts: Iterable[str], beside: str = "") -> Iterator[tuple[str, ...]]
 
 def counted(error: ServerError, first: int) -> ServerError:
     """Return an error about a request whose texts are those from number `first` on, with their numbers."""
+    return naming_texts(error, lambda field, index: f"{field}[{first + index}]")
 
-    def number(found: re.Match[str]) -> str:
-        return f"{found[1]}[{first + int(found[2])}]"
 
-    message = re.sub(r"^(input|documents)\[(\d+)\]", number, error.message)
+def naming_texts(error: ServerError, name: Callable[[str, int], str]) -> ServerError:
+    """Return an error with other names of the texts of its request: `name` gets the field and the number of each."""
+    message = _TEXT.sub(lambda found: name(found[1], int(found[2])), error.message)
     return ServerError(
         error.code, message, retryable=error.retryable, retry_after_ms=error.retry_after_ms
     )
