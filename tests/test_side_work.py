@@ -177,7 +177,7 @@ def test_what_makes_room_comes_first_where_nobody_reads() -> None:
 
 
 def test_work_for_nobody_who_runs_keeps_to_its_share() -> None:
-    """Encoders delay no tick by more, even one that nobody reads, and not what a request waits for."""
+    """Indexing delays no tick by more, even one that nobody reads, and not what a request waits for."""
     made = desk([[0.004], [SHARE_S / 2] * 4], math.inf)
     made.works[1].yields_to = "ticks"
     made.desk.between_ticks(made.prompts, 0, TICK_S)

@@ -130,7 +130,8 @@ class Streams:
         self.clock = Clock()
         bell = Doze(self._sleeps)
         self.compute = ComputeTask(bell, self.clock, self._died)
-        self.engines, self.machines = [], []
+        self.engines, self.machines, self.encoders = [], [], list[EncoderEngine]()
+        self.later: list[Callable[[], object]] = []  # called one by one where nothing is left to do
         self.deaths: list[Exception] = []
         self.raises = True  # what an engine raised
         for index in range(n):
@@ -158,6 +159,7 @@ class Streams:
         inbox = Inbox(99, bell=self.engines[0].inbox.bell)
         engine = EncoderEngine(queue, inbox, lambda call: call(), self.clock)
         self.compute.add(engine)
+        self.encoders.append(engine)
         return engine
 
     def encode(self, engine: EncoderEngine, lengths: Sequence[int], user: str = "u") -> list[float]:
@@ -200,6 +202,11 @@ class Streams:
         if any(e.registry.running or e.registry.waiting for e in self.engines):
             self.clock.now += seconds or 0.0
             return False
+        if any(each.queue.has_work for each in self.encoders):
+            raise AssertionError("it sleeps while texts wait")
+        if self.later:
+            self.later.pop()()
+            return True
         self.compute.close()
         return True
 
@@ -405,6 +412,16 @@ def test_beside_one_reader_texts_have_half_of_the_machine(length: int, slower: f
     shown_s = reader.times[-1] - reader.times[20]
     assert shown_s <= 80 * STEP_S
     assert encoder.queue.figures.seconds >= 0.5 * reader.times[-1]
+
+
+def test_texts_that_come_while_everything_rests_are_computed_to_the_end() -> None:
+    """However many turns that takes: what wakes an engine is cleared by its first tick."""
+    streams = Streams(1)
+    encoder = streams.encoder()
+    answered = list[list[float]]()
+    streams.later.append(lambda: answered.append(streams.encode(encoder, [40] * 100)))
+    streams.run()
+    assert len(answered[0]) == 1
 
 
 def test_texts_leave_half_of_the_machine_to_an_answer_that_nobody_reads() -> None:

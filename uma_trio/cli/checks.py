@@ -174,13 +174,17 @@ def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
     from uma_trio.backend.gguf_header import read_header
     from uma_trio.backend.kv_memory import attention_only
     from uma_trio.backend.placement import Placement
-    from uma_trio.wiring import model_path
+    from uma_trio.config.errors import ConfigError
+    from uma_trio.wiring import gives_of, model_path
 
     try:
         path = model_path(config)
         header = read_header(path)
+        if (gives := gives_of(config)) != "text":
+            what = f"{path}: a file of {size(header.size_bytes)}; it gives {gives}, computed on the CPU"
+            return [Finding("model", "ok", what)]
         placement = Placement.of(header.number("block_count"), devices, config.gpu_layers)
-    except ModelError as error:
+    except (ConfigError, ModelError) as error:
         return [Finding("model", "blocks", str(error))]
     found = [Finding("model", "ok", f"{path}: a file of {size(header.size_bytes)}")]
     found += [_layers(placement, config, devices), *_check_mlock(config, header.size_bytes)]
@@ -220,20 +224,28 @@ def _check_mlock(config: Config, weights: int) -> list[Finding]:
     return [Finding("mlock", "slow", what, "ulimit -l unlimited, or omit --mlock")]
 
 
+def name_of(config: Config) -> str:
+    """Return what a model is called where there are several."""
+    if config.alias:
+        return config.alias[0]
+    return "the bundled model" if config.model is None else config.model.stem
+
+
 def check_memory(configs: Sequence[Config]) -> list[Finding]:
     """See what each model takes and with which context it fits; and whether those loaded at start fit together."""
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.kv_memory import available_memory
+    from uma_trio.config.errors import ConfigError
     from uma_trio.wiring import estimate
 
     room = available_memory()
     found, together = [], 0
     for config in configs:
-        name = config.alias[0] if config.alias else str(config.model)
+        name = name_of(config)
         about = "memory" if len(configs) == 1 else f"memory of {name}"
         try:
             needed = estimate(config)
-        except ModelError as error:
+        except (ConfigError, ModelError) as error:
             found.append(Finding(about, "blocks", str(error)))
             continue
         if config is configs[0] or config.load == "start":
@@ -258,7 +270,8 @@ def _judged(about: str, needed: Estimate, room: int | None) -> Finding:
         return Finding(about, "ok", what)
     most = needed.largest_context(room)
     if need.total <= room:
-        return Finding(about, "ok", f"{what}; {size(room)} available, enough for --n-ctx {most}")
+        enough = f", enough for --n-ctx {most}" if needed.curve[1:] else ""
+        return Finding(about, "ok", f"{what}; {size(room)} available{enough}")
     if least.total <= room:
         fit = f"{what}; {size(least.total)} with flash attention, which is used: {size(room)} available"
         return Finding(about, "ok", fit)

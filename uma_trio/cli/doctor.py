@@ -153,7 +153,7 @@ def _of_model(config: Config, served: Config, devices: Sequence[str]) -> list[Fi
     found = checks.check_model(served, devices)
     if served is config:
         return found
-    name = served.alias[0] if served.alias else str(served.model)
+    name = checks.name_of(served)
     return [attrs.evolve(each, about=f"{each.about} of {name}") for each in found]
 
 

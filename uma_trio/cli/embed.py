@@ -35,6 +35,20 @@ _AT_ONCE: Final = 256
 _DECIMALS: Final = 9  # of a number of at most 1: what a float32 holds
 
 
+_PlainFlag = Annotated[
+    bool,
+    Parameter(
+        help="Print the numbers of each vector, separated by spaces. Default: a JSON object on each line, with index, text or "
+        "file, and embedding.",
+        negative="",
+    ),
+]
+_Base64Flag = Annotated[
+    bool,
+    Parameter(help="Print the float32 of each vector as base64 in its JSON.", negative=""),
+]
+
+
 @frozen(kw_only=True)
 class _Asked:
     model: str | None
@@ -47,18 +61,8 @@ def embed(
     *texts: Annotated[str, Parameter(help="A text.")],
     file: FilesFlag = (),
     lines: LinesFlag = (),
-    plain: Annotated[
-        bool,
-        Parameter(
-            help="Print the numbers of each vector, separated by spaces, and not a JSON object on each line: index, text or "
-            "file, embedding.",
-            negative="",
-        ),
-    ] = False,
-    base64: Annotated[
-        bool,
-        Parameter(help="Print the float32 of each vector as base64 in its JSON.", negative=""),
-    ] = False,
+    plain: _PlainFlag = False,
+    base64: _Base64Flag = False,
     model: Annotated[
         str | None,
         Parameter(help="Which model; default: the daemon's first that makes vectors."),

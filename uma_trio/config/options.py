@@ -103,7 +103,7 @@ class Config(HttpConfig):
         several=True,
         help="The model to load: a GGUF file, or a name that `uma-trio models` lists. It is loaded once and "
         "serves all clients. Given several times, all of them are loaded, the `model` of a request chooses, and "
-        "the first answers requests that name none. The section `models` of the settings file gives them names "
+        "the first that writes answers requests that name none. One that makes vectors or scores may be among them, or the only one. The section `models` of the settings file gives them names "
         "and settings of their own.",
     )
     load: str = option(

@@ -144,7 +144,7 @@ class ComputeTask:
             self._last = member
         member.engine.limit(math.inf, leads=False)
         member.engine.registry.beside = None
-        member.last_at = now
+        member.last_at, member.rests_until = now, -math.inf
         return self._tick(member)
 
     def _chosen(self, paused: TickClaim | None) -> bool:

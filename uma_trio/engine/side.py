@@ -1,6 +1,6 @@
 """Side work: what the engine's thread does between two ticks, and while nothing is computed.
 
-Restoring, saving and moving cells of prefixes, indexing texts for drafts, encoding texts and refining the staircase are
+Restoring, saving and moving cells of prefixes, indexing texts for drafts and refining the staircase are
 *side work*: each is a :class:`SideWork`, done in parts that cannot be left half done. The :class:`Desk` has what they share: the order, the allowance, and the
 ledger of what was spent for whom. The time between two decodes is lost for readers, so a part is begun only if its
 predicted time is within the allowance.
