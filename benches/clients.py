@@ -24,7 +24,6 @@ import uma_protocol
 
 Read = tuple[float, bytes]
 Event = tuple[float, dict[str, Any]]
-_READ_BYTES = 1 << 16
 # Short, frequent words: one token each, with the space before them, in any BPE vocabulary of
 # English text, so that a prompt of n words is one of n tokens.
 _TEXT = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ _FLAGS = (
     *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
     "--disable-sync",
 )
+_LOOK_MS = 20
+_PATIENCE_MS = 30_000  # a machine that runs other tests is slow, and is not what is tested
 
 
 @contextmanager
@@ -27,12 +29,22 @@ def chromium() -> Iterator[Any]:
     )
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
+    playwright.expect.set_options(timeout=_PATIENCE_MS)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
         try:
             yield browser
         finally:
             browser.close()
+
+
+def until(page: Any, is_so: Callable[[], bool]) -> None:
+    """Let the page go on until something is so."""
+    for _ in range(_PATIENCE_MS // _LOOK_MS):
+        if is_so():
+            return
+        page.wait_for_timeout(_LOOK_MS)
+    raise AssertionError("it never was so")
 
 
 class Visit:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 
 import pytest
+from attrs import evolve
 
 pytest.importorskip("uma_trio_sim", reason="uma-trio[sim] is not installed")
 
 from uma_trio.cli.cluster import cluster
+from uma_trio.policy.deadline import deadline
 from uma_trio_sim.commands.fleet import FLAT, rows, scaled
 from uma_trio_sim.fleet.edge import Edge, Rules, full_knowledge
-from uma_trio_sim.fleet.fitting import fitted, ttft_of_engine
+from uma_trio_sim.fleet.fitting import fitted
 from uma_trio_sim.fleet.node import FluidNode, Job, Rates
 from uma_trio_sim.fleet.requests import BadTrace, TraceRequest, copies, made_up, read
 from uma_trio_sim.fleet.run import Machines, simulate
-from uma_trio_sim.machine import built_in, gaussian
+from uma_trio_sim.machine import Profile, built_in, gaussian
+from uma_trio_sim.simulation import LIMITS, Simulation
+from uma_trio_sim.world import SimulatedRequest
 
 RATES = Rates((0, 1, 3), (100.0, 50.0, 25.0), (0.1, 0.1, 0.2), (0.1, 0.2, 0.4))
 
@@ -95,6 +101,26 @@ def test_headroom_that_is_old_is_worse() -> None:
         simulate(requests, machines, Edge(Rules(stale_s=s))).quantile(0.95) for s in (0.0, 60.0)
     )
     assert fresh < old
+
+
+def ttft_of_engine(profile: Profile, jobs: Sequence[Job], slots: int) -> list[float]:
+    """Return the times to first tokens of one node's requests on the whole engine, in their order.
+
+    Each has the prompt that was left to compute there. None waits for room, as on a fluid node.
+    """
+    limits = evolve(LIMITS, n_slots=slots + 1, n_ctx=1 << 20, n_ctx_seq=1 << 20, n_rows=slots + 1)
+    simulation = Simulation(deadline, profile=profile, limits=limits)
+    sent: list[SimulatedRequest] = []
+
+    def send(client: int, job: Job) -> None:
+        tokens = max(1, job.asked.prompt - job.cached)
+        sent.append(simulation.submit(tokens, job.asked.answer, client=client))
+
+    for client, job in enumerate(jobs, 1):
+        simulation.at(job.at, partial(send, client, job))
+    while len(sent) < len(jobs) or not all(request.token_times for request in sent):
+        simulation.run(10.0)
+    return [request.ttft_s for request in sent]
 
 
 def test_a_fluid_node_is_like_the_engine() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_kit import Visit, chromium
+from browser_kit import Visit, chromium, until
 from test_http_sdk import served
 
 pytestmark = pytest.mark.daemon
@@ -262,8 +262,7 @@ def test_the_batch_is_seen_while_it_computes(browser: Any, slow: str) -> None:
         expect(page.locator("#gauges")).to_contain_text("1 of 8")
         expect(page.locator("#memory")).to_contain_text("used")
         expect(page.locator("#models")).to_contain_text("fake")
-        page.wait_for_timeout(300)
-        assert pixels(page) > 4
+        until(page, lambda: pixels(page) > 4)
         page.locator("#ticks").focus()
         page.keyboard.press("ArrowLeft")
         expect(page.locator("#tick-said")).to_contain_text(
@@ -292,8 +291,7 @@ def test_nobody_watches_where_nobody_looks(browser: Any, slow: str) -> None:
         page.keyboard.press("b")
         expect(page.locator("#gauges .gauge")).to_have_count(5)
         page.get_by_role("link", name="Chat").click()
-        page.wait_for_timeout(100)
-        assert [url for url in asked if url.startswith("ended") and "/events" in url]
+        until(page, lambda: any(url.startswith("ended") and "/events" in url for url in asked))
 
 
 @contextmanager

@@ -1,17 +1,14 @@
-"""The rates of a fluid node, measured on the simulated engine, and how far the two are apart."""
+"""The rates of a fluid node, measured on the simulated engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
-from attrs import evolve
-
 from uma_trio.policy.deadline import deadline
-from uma_trio_sim.fleet.node import Job, Rates
+from uma_trio_sim.fleet.node import Rates
 from uma_trio_sim.machine import Profile
-from uma_trio_sim.simulation import LIMITS, Simulation
+from uma_trio_sim.simulation import Simulation
 from uma_trio_sim.world import SimulatedRequest
 
 _STREAMS: Final = (0, 1, 2, 4, 8, 12)
@@ -19,8 +16,6 @@ _PROMPT: Final = 4096
 _ENDLESS: Final = 4096
 _WARM: Final = 8  # tokens of each stream before anything is measured
 _TOKENS: Final = 40
-#: Cells of a simulated machine for the check: no request waits for room, as on a fluid one.
-_CELLS: Final = 1 << 20
 
 
 def fitted(profile: Profile, streams: Sequence[int] = _STREAMS) -> Rates:
@@ -28,26 +23,6 @@ def fitted(profile: Profile, streams: Sequence[int] = _STREAMS) -> Rates:
     found = [_measured(profile, n) for n in streams]
     prompts, alone, busy = zip(*found, strict=True)
     return Rates(tuple(streams), prompts, alone, busy)
-
-
-def ttft_of_engine(profile: Profile, jobs: Sequence[Job], slots: int) -> list[float]:
-    """Return the times to first tokens of one node's requests on the whole engine, in their order.
-
-    Each has the prompt that was left to compute there.
-    """
-    limits = evolve(LIMITS, n_slots=slots + 1, n_ctx=_CELLS, n_ctx_seq=_CELLS, n_rows=slots + 1)
-    simulation = Simulation(deadline, profile=profile, limits=limits)
-    sent: list[SimulatedRequest] = []
-
-    def send(client: int, job: Job) -> None:
-        tokens = max(1, job.asked.prompt - job.cached)
-        sent.append(simulation.submit(tokens, job.asked.answer, client=client))
-
-    for client, job in enumerate(jobs, 1):
-        simulation.at(job.at, partial(send, client, job))
-    while len(sent) < len(jobs) or not all(request.token_times for request in sent):
-        simulation.run(10.0)
-    return [request.ttft_s for request in sent]
 
 
 def _measured(profile: Profile, n: int) -> tuple[float, float, float]:
