@@ -314,6 +314,19 @@ async def test_the_models_are_listed_beside_that_which_writes(autojump_clock: Mo
         models = (await daemon.ask("GET", "/v1/models")).json["data"]
         assert [each["id"] for each in models] == ["fake", "embedder", "ranker"]
         assert (models[1]["meta"]["n_embd"], models[1]["max_model_len"]) == (4, N_CTX)
+        can = [each["capabilities"] for each in models]
+        assert can == [["completion"], ["embedding"], ["rerank"]]
+
+
+async def test_of_two_models_of_one_name_the_one_that_gives_it_is_asked(
+    autojump_clock: MockClock,
+) -> None:
+    """As files of one family are called by what they say of themselves."""
+    models = {kind: FakeEncoder(evolve(each.info, name="x")) for kind, each in encoders().items()}
+    async with http_house(encoders=models) as daemon:
+        body = {"query": "q", "documents": ["a"], "input": ["a"], "model": "x"}
+        for path in (EMBED, "/v1/rerank"):
+            assert (await daemon.ask("POST", path, body)).status == 200
 
 
 async def test_a_long_query_is_not_copied_for_ever(

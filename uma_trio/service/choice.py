@@ -47,6 +47,12 @@ class Choosable(Protocol):
 One = TypeVar("One", bound=Choosable)
 
 
+def called(names: Sequence[str], models: Sequence[One], gives: Gives | None) -> One | None:
+    """Return the model that has one of these names, the first of those that give what is asked: files may be called alike."""
+    found = [one for name in names for one in models if name in one.names]
+    return next((one for one in found if gives in (None, one.gives)), found[0] if found else None)
+
+
 def instead(
     models: Sequence[One], name: str | None, gives: Gives | None, *, exact: bool = False
 ) -> One | None:

@@ -22,7 +22,7 @@ from uma_trio.engine.records import PrefixReport, Recorded, RequestRecord
 from uma_trio.service import loading
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
-from uma_trio.service.choice import Choosable, instead, mismatch, none_gives, unknown
+from uma_trio.service.choice import Choosable, called, instead, mismatch, none_gives, unknown
 from uma_trio.service.directory import Directory, RunningRequest
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.playout import Playout
@@ -191,18 +191,17 @@ class Service:
             return None
         one: ShelfEntry | None = None
         if name is not None:
-            one = shelf.find(name) or shelf.find(name.removesuffix(_ANY_TAG))
+            bare = name.removesuffix(_ANY_TAG)
+            one = called((name, bare), shelf.bases, gives) or shelf.find(name) or shelf.find(bare)
         return one or instead(shelf.bases, name, gives, exact=exact)
 
     def _loaded(
         self, name: str | None, gives: Gives | None = None, *, exact: bool = False
     ) -> ServedModel | None:
         """Return the loaded model of this name, as :meth:`entry`."""
-        for each in () if name is None else (name, name.removesuffix(_ANY_TAG)):
-            for served in self._models:
-                if served.bounds.names(each):
-                    return served
-        return instead(self._models, name, gives, exact=exact)
+        names = () if name is None else (name, name.removesuffix(_ANY_TAG))
+        found = called(names, self._models, gives)
+        return found or instead(self._models, name, gives, exact=exact)
 
     def _required(self, found: Found | None, name: str | None, gives: Gives | None) -> Found:
         """Return what was found if it gives what is asked. Raises :class:`Refusal`."""

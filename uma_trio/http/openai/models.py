@@ -93,6 +93,7 @@ def _unloaded(entry: ShelfEntry) -> dict[str, Any]:
         "created": 0,
         "owned_by": "uma-trio",
         "aliases": list(entry.names[1:]),
+        "capabilities": [CAPABILITIES[entry.gives]],
         "status": status,
     }
 
@@ -150,6 +151,7 @@ def _model(shared: Shared, name: str) -> dict[str, Any]:
         "created": shared.started,
         "owned_by": "uma-trio",
         "aliases": [other for other in every if other != name],
+        "capabilities": [CAPABILITIES[served.gives]],
         "status": {"value": "loaded"},
         "max_model_len": served.bounds.n_ctx_seq,
         "meta": {

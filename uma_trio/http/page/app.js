@@ -75,12 +75,10 @@ function there(yes) {
 /** The models that write, with what they are doing; the others make vectors or scores. */
 async function learnModels() {
 	const told = await (await ask("/v1/models")).json();
-	const writes = new Map((told.models ?? []).map((one) => [one.name, one.capabilities ?? []]));
 	models = (told.data ?? []).map((one) => ({
 		...one, state: one.status?.value ?? "loaded",
-		writes: (one.capabilities ?? writes.get(one.id) ?? (writes.size ? [] : ["completion"])).includes("completion"),
+		writes: (one.capabilities ?? ["completion"]).includes("completion"),
 	}));
-	if (!models.some((one) => one.writes)) for (const one of models) one.writes = true;
 	there(true);
 	showModels();
 }
@@ -518,7 +516,7 @@ function showModels() {
 	}
 	const model = writing.find((one) => one.id === chosen);
 	const room = model?.meta?.n_ctx;
-	$("model-state").textContent = { loaded: room ? `${count(room)} tokens of context` : "", loading: model?.status.detail ?? "is being loaded", failed: "could not be loaded", unloaded: "is loaded with the first message" }[model?.state] ?? "";
+	$("model-state").textContent = { loaded: room ? `${count(room)} tokens of context` : "", loading: model?.status.detail ?? "is being loaded", failed: "could not be loaded", unloaded: "is loaded with the first message" }[model?.state] ?? (models.length && !model ? "no model of this daemon writes text" : "");
 }
 
 function grow() {
