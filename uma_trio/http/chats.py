@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from uma_trio.http.wire.errors import invalid
@@ -47,17 +48,29 @@ def _message(value: Any, path: str) -> Message:
         _ROLES[role],
         text_of(content, f"{path}.content"),
         calls_of(value.get("tool_calls"), role, f"{path}.tool_calls"),
-        _optional(value, "tool_call_id", path) if role == "tool" else None,
-        _optional(value, "name", path) if role in ("tool", "function") else None,
-        _optional(value, "reasoning_content", path) or _optional(value, "reasoning", path) or "",
+        optional_string(value, "tool_call_id", path) if role == "tool" else None,
+        optional_string(value, "name", path) if role in ("tool", "function") else None,
+        optional_string(value, "reasoning_content", path)
+        or optional_string(value, "reasoning", path)
+        or "",
     )
 
 
-def _optional(value: dict[str, Any], name: str, path: str) -> str | None:
+def string_in(value: Mapping[str, Any], name: str, path: str) -> str:
+    """Return a member of an object.
+
+    Raises:
+        Fault: it is missing, or no string.
+    """
     text = value.get(name)
-    if text is not None and not isinstance(text, str):
+    if not isinstance(text, str):
         raise invalid(f"{path}.{name}", "must be a string")
     return text
+
+
+def optional_string(value: Mapping[str, Any], name: str, path: str) -> str | None:
+    """Return a member of an object; None if it is missing. Raises :class:`Fault` if it is no string."""
+    return None if value.get(name) is None else string_in(value, name, path)
 
 
 def calls_of(value: Any, role: str, path: str) -> tuple[Call, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from uma_protocol.rules import shown
-from uma_trio.http.chats import MAX_MESSAGES
+from uma_trio.http.chats import MAX_MESSAGES, string_in
 from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.http.wire.errors import Fault, invalid
@@ -96,13 +96,13 @@ def _block(role: str, block: Any, path: str, turns: Turns, set_aside: SetAside) 
         text = _text(block, path)
         {"user": turns.user, "assistant": turns.assistant, "system": turns.system}[role](text)
     elif kind == "thinking":
-        turns.thought(_string(block, "thinking", path))
+        turns.thought(string_in(block, "thinking", path))
     elif kind == "tool_use":
         arguments = json_text(block.get("input") or {})
-        turns.call(Call(_string(block, "id", path), _string(block, "name", path), arguments))
+        turns.call(Call(string_in(block, "id", path), string_in(block, "name", path), arguments))
     elif kind == "tool_result":
         content = _result(block.get("content"), f"{path}.content", set_aside)
-        turns.result(_string(block, "tool_use_id", path), content)
+        turns.result(string_in(block, "tool_use_id", path), content)
     elif kind == "document":
         turns.user(_document(block, path))
     elif kind == "search_result":
@@ -148,7 +148,7 @@ def _document(block: Mapping[str, Any], path: str) -> str:
         raise _no_text(path)
     source = block["source"]
     if source["type"] == "text":
-        text = _string(source, "data", f"{path}.source")
+        text = string_in(source, "data", f"{path}.source")
     else:
         content = source.get("content")
         parts = [content] if isinstance(content, str) else content
@@ -166,18 +166,11 @@ def _document(block: Mapping[str, Any], path: str) -> str:
 def _text(block: Any, path: str) -> str:
     if not isinstance(block, dict) or block.get("type") != "text":
         raise _no_text(path)
-    return _string(block, "text", path)
+    return string_in(block, "text", path)
 
 
 def _no_text(path: str) -> Fault:
     return invalid(path, "must be text: the model reads only text", code="unsupported_content")
-
-
-def _string(block: Mapping[str, Any], name: str, path: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{path}.{name}", "must be a string")
-    return value
 
 
 # --- tools ---
@@ -219,7 +212,7 @@ def choice_of(value: Any) -> ToolChoice:
         raise invalid("tool_choice", "must be an object of type auto, any, tool or none")
     parallel = value.get("disable_parallel_tool_use") is not True
     if kind == "tool":
-        return ToolChoice("required", (_string(value, "name", "tool_choice"),), parallel)
+        return ToolChoice("required", (string_in(value, "name", "tool_choice"),), parallel)
     if kind == "any":
         return ToolChoice("required", (), parallel)
     return ToolChoice("none" if kind == "none" else "auto", (), parallel)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from uma_trio.http.chats import MAX_MESSAGES, calls_of, text_of
+from uma_trio.http.chats import MAX_MESSAGES, calls_of, optional_string, text_of
 from uma_trio.http.wire.errors import invalid
 from uma_trio.service.ask import Call, Message
 from uma_trio.text.slices import is_blank
@@ -90,15 +90,8 @@ def _message(value: Any, path: str, open_calls: _OpenCalls) -> Message:
     calls = calls_of(value.get("tool_calls"), role, f"{path}.tool_calls")
     text = text_of("" if content is None else content, f"{path}.content")
     if role == "tool":
-        name = _string(value, "tool_name", path) or _string(value, "name", path)
-        call_id = open_calls.answered(_string(value, "tool_call_id", path), name)
+        name = optional_string(value, "tool_name", path) or optional_string(value, "name", path)
+        call_id = open_calls.answered(optional_string(value, "tool_call_id", path), name)
         return Message(role, text, call_id=call_id, name=name)
     made = tuple(open_calls.made(call) for call in calls)
-    return Message(role, text, made, reasoning=_string(value, "thinking", path) or "")
-
-
-def _string(value: dict[str, Any], name: str, path: str) -> str | None:
-    text = value.get(name)
-    if text is not None and not isinstance(text, str):
-        raise invalid(f"{path}.{name}", "must be a string")
-    return text
+    return Message(role, text, made, reasoning=optional_string(value, "thinking", path) or "")

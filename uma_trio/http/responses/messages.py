@@ -14,7 +14,7 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 
 from uma_protocol.rules import shown
-from uma_trio.http.chats import MAX_MESSAGES, text_of
+from uma_trio.http.chats import MAX_MESSAGES, string_in, text_of
 from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.http.wire.errors import Fault, invalid
@@ -100,15 +100,15 @@ def _plain(parts: Any) -> str:
 
 
 def _function_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
-    name = joined(item.get("namespace"), _string(item, "name", path))
-    turns.call(Call(_string(item, "call_id", path), name, _string(item, "arguments", path)))
+    name = joined(item.get("namespace"), string_in(item, "name", path))
+    turns.call(Call(string_in(item, "call_id", path), name, string_in(item, "arguments", path)))
 
 
 def _custom_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
     """Read a call whose argument was a text, made elsewhere: the model sees it as a function."""
-    arguments = json_text({"input": _string(item, "input", path)})
-    name = _string(item, "name", path)
-    turns.call(Call(_string(item, "call_id", path), name, arguments))
+    arguments = json_text({"input": string_in(item, "input", path)})
+    name = string_in(item, "name", path)
+    turns.call(Call(string_in(item, "call_id", path), name, arguments))
 
 
 def _output(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
@@ -123,7 +123,7 @@ def _output(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -
         else:
             whole = part if isinstance(part, str) else [part]
             texts.append(text_of(whole, f"{path}.output"))
-    turns.result(_string(item, "call_id", path), "\n".join(texts))
+    turns.result(string_in(item, "call_id", path), "\n".join(texts))
 
 
 def _reference(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
@@ -132,13 +132,6 @@ def _reference(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside
         "refers to a stored item, but the daemon stores none; send the item itself",
         code="unsupported_content",
     )
-
-
-def _string(item: Mapping[str, Any], name: str, path: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{path}.{name}", "must be a string")
-    return value
 
 
 _Reader = Callable[[Mapping[str, Any], str, Turns, SetAside], None]
@@ -194,7 +187,7 @@ def tools_of(value: Any, set_aside: SetAside) -> Tools:
         if kind == "function":
             functions.append(tool_of(tool, path))
         elif kind == "namespace" and isinstance(tool.get("tools"), list):
-            space = _string(tool, "name", path)
+            space = string_in(tool, "name", path)
             for nth, inner in enumerate(tool["tools"]):
                 inner_path = f"{path}.tools[{nth}]"
                 if not isinstance(inner, dict) or inner.get("type") != "function":
@@ -221,7 +214,7 @@ def choice_of(value: Any, *, parallel: bool) -> ToolChoice:
         return ToolChoice(value or "auto", parallel=parallel)
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "function":
-        name = joined(value.get("namespace"), _string(value, "name", "tool_choice"))
+        name = joined(value.get("namespace"), string_in(value, "name", "tool_choice"))
         return ToolChoice("required", (name,), parallel)
     if kind == "allowed_tools" and value.get("mode", "auto") in ("auto", "required"):
         return ToolChoice(value.get("mode", "auto"), _names(value.get("tools")), parallel)
