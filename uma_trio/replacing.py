@@ -8,6 +8,7 @@ from typing import Protocol
 
 import trio
 
+from uma_trio.service.front import FrontListener
 from uma_trio.sockets.handover import Giver, Handed
 from uma_trio.telemetry import log
 
@@ -22,13 +23,6 @@ class Pauses(Protocol):
         """Accept clients again."""
 
 
-class HasName(Protocol):
-    """A listening socket with a name that is removed in the end."""
-
-    def disown(self) -> None:
-        """Leave the name to who has the socket now."""
-
-
 class Replacing:
     """Waits for a daemon that wants to take over, and gives it `handed`. :attr:`replaced` says that it has them.
 
@@ -39,7 +33,7 @@ class Replacing:
         self,
         path: str,
         handed: Sequence[Handed],
-        sockets: Sequence[HasName],
+        sockets: Sequence[FrontListener],
         fronts: Sequence[Pauses],
         given: Callable[[], None],
     ) -> None:

@@ -8,22 +8,14 @@ decides, and that one decode is interrupted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from attrs import frozen
 
 from uma_trio.backend.base import DecodeStatus, Interrupt
-from uma_trio.policy.abort import Abortable, Newcomer, gives_way
+from uma_trio.engine.messages import Submit
+from uma_trio.policy.abort import Abortable, gives_way
 
 GIVEN_UP = "given up for an interactive request that came"
-
-
-class Arrival(Protocol):
-    """A request that has come."""
-
-    @property
-    def newcomer(self) -> Newcomer:
-        """What of it decides whether a tick is given up."""
 
 
 @frozen(eq=False)
@@ -35,7 +27,7 @@ class ArrivalHook:
     clock: Callable[[], float]
     interrupt: Interrupt
 
-    def came(self, request: Arrival) -> None:
+    def came(self, request: Submit) -> None:
         """Abort the tick if `request` is worth it. Called on any thread."""
         if gives_way(self.tick, self.clock() - self.since, request.newcomer):
             self.interrupt()
@@ -53,7 +45,7 @@ class TickAbort:
     def __init__(
         self,
         arm: Callable[[], Interrupt | None],
-        watch: Callable[[Callable[[Arrival], None] | None], None],
+        watch: Callable[[Callable[[Submit], None] | None], None],
         clock: Callable[[], float],
     ) -> None:
         self._arm = arm

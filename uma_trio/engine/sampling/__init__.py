@@ -1,8 +1,7 @@
 """From rows of logits to tokens: a :class:`TickSampler` for a whole tick, a :class:`Sampler` per sequence.
 
 `sampler` is where to begin; it reads all rows at once. `shortlist` finds the likeliest tokens,
-`numbers` has a random number for each place of an answer, `drawing` draws one token of a list, `lists`
-one of each of many lists, `reached` chooses along guesses.
+`drawing` has a random number for each place of an answer, and draws one token of a list.
 `adjusting` changes a row by its request and its history (bias, penalties), `logprobs` describes it as
 the model gave it, or as it was drawn from; both only where they are asked for. `checking` replaces
 tokens that a constraint refuses, with the masks of `masks`.

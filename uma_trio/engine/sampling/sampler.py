@@ -36,13 +36,11 @@ from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.messages import SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
 from uma_trio.engine.sampling.checking import IMPOSSIBLE, UNREACHED, chains, check
-from uma_trio.engine.sampling.drawing import Filters, Numbers, draw, draw_from_all, weigh
+from uma_trio.engine.sampling.drawing import Filters, Numbers, column, draw, draw_from_all, weigh
 from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but, without
-from uma_trio.engine.sampling.lists import Lists
 from uma_trio.engine.sampling.logprobs import Describer, Seen
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
-from uma_trio.engine.sampling.reached import one_by_one
-from uma_trio.engine.sampling.shortlist import IdArray, is_short, largest, nucleus
+from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest, nucleus
 from uma_trio.text.inner import Constraint
 
 NO_GUESS: Final = -1
@@ -284,6 +282,38 @@ class Sampler:
         return ids, row[ids]
 
 
+class _Lists:
+    """Draws for the rows `listed` from their short lists, and finds the likeliest of the others."""
+
+    def __init__(self, samplers: Sequence[Sampler], listed: list[int], n_vocab: int) -> None:
+        ks = [1] * len(samplers)
+        for row in listed:
+            ks[row] = samplers[row].params.top_k
+        self._shortlist = Shortlist(n_vocab, ks)
+        self._samplers, self._listed = samplers, listed
+        self._filters = self._filters_of(listed)
+
+    def __call__(self, logits: FloatArray) -> list[int]:
+        """Return a token for each row, or NOT_FINITE."""
+        ids, values = self._shortlist(logits)
+        finite = np.isfinite(values[:, 0])
+        tokens: list[int] = np.where(finite, ids[:, 0], NOT_FINITE).tolist()
+        drawn, filters = self._listed, self._filters
+        if not finite.all():
+            drawn = [row for row in drawn if finite[row]]
+            filters = self._filters_of(drawn)
+        if len(drawn) < len(tokens):
+            values = values[drawn]
+        weights = filters.weights(values, values[:, :1])
+        places = draw(weights, column([self._samplers[row].random() for row in drawn], np.float64))
+        for row, place in zip(drawn, places.tolist(), strict=True):
+            tokens[row] = int(ids[row, place])
+        return tokens
+
+    def _filters_of(self, rows: list[int]) -> Filters:
+        return Filters.together([self._samplers[row].filters for row in rows])
+
+
 _NO_LOGPROBS: Final[Mapping[int, TokenLogprobs]] = {}
 
 
@@ -320,7 +350,7 @@ class TickSampler:
         ]
         self._lists = None
         if len(listed) >= _TOGETHER:
-            self._lists = Lists(samplers, listed, n_vocab)
+            self._lists = _Lists(samplers, listed, n_vocab)
         else:
             listed = []
         drawn = set(listed)
@@ -419,7 +449,7 @@ class TickSampler:
     def _choose(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
         """Return the tokens where what must not be drawn is -inf already, or the row is greedy."""
         if guesses and self._follows and self._lists is None:
-            return one_by_one(self._samplers, self._follows, logits, guesses)
+            return _one_by_one(self._samplers, self._follows, logits, guesses)
         tokens = self._lists(logits) if self._lists else greedy(logits).tolist()
         for row, ids, never in self._checked:
             if tokens[row] in never:
@@ -432,6 +462,32 @@ class TickSampler:
             elif tokens[row] != NOT_FINITE:
                 tokens[row] = sampler.pick(logits[row], tokens[row])
         return tokens
+
+
+def _one_by_one(
+    samplers: Sequence[Sampler],
+    follows: Collection[int],
+    logits: FloatArray,
+    guesses: Sequence[int],
+) -> list[int]:
+    """Return the token of each row of ``logits[n, vocab]``; those that follow a wrong guess are `UNREACHED`.
+
+    A row is as long as the vocabulary, so a look at one behind a wrong guess is time for nothing. `follows` are the rows that were computed with the guess of the row before them.
+    """
+    tokens: list[int] = []
+    for row, sampler in enumerate(samplers):
+        # A token that a constraint may replace later says nothing yet.
+        final = row in follows and sampler.constraint is None
+        if final and tokens[row - 1] != guesses[row - 1]:
+            tokens.append(UNREACHED)
+            continue
+        (token,) = greedy(logits[row : row + 1]).tolist()
+        if not sampler.greedy:
+            token = sampler.pick(logits[row], token) if token != NOT_FINITE else token
+        elif sampler.never is not None and token in sampler.never:
+            token = likeliest_but(logits[row], sampler.never)
+        tokens.append(token)
+    return tokens
 
 
 def choose(logits: FloatArray, samplers: Sequence[Sampler]) -> list[int]:

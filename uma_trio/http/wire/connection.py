@@ -11,19 +11,19 @@ the socket is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 
 import h11
 import trio
-from attrs import define
 
 from uma_trio.http.wire import guard
 from uma_trio.http.wire.errors import ErrorForm, Fault, fault_of_refusal, openai_error
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.guard import behind, for_proxy, is_listed
 from uma_trio.http.wire.heads import check_lines, check_trailers, head_of, is_ambiguous
+from uma_trio.http.wire.memory import MemoryHolder
 from uma_trio.http.wire.message import Head, Headers, Reply
 from uma_trio.http.wire.router import Route, Router
 from uma_trio.http.wire.settings import Shared
@@ -82,8 +82,8 @@ class Connection:
         self._last = False
         self._leaves = False
         self._is_head = False
-        self._incoming = _Holder(principal.counts_as, self.make_room)
-        self._outgoing = _Holder(principal.counts_as, self._gone)
+        self._incoming = MemoryHolder(principal.counts_as, self.make_room)
+        self._outgoing = MemoryHolder(principal.counts_as, self._gone)
         self._receiving: trio.CancelScope | None = None
         self._heard_at = trio.current_time()
         self._begun = False  # whether a byte of the next head is there
@@ -459,15 +459,6 @@ class Connection:
     def _write(self, data: bytes | None) -> None:
         if data:
             self._writer.write(data)
-
-
-@define(eq=False)
-class _Holder:
-    """What a connection holds of the memory for bodies, or for answers."""
-
-    owner: str
-    give_way: Callable[[], None]
-    waits_since: float | None = None
 
 
 def _overloaded(why: str) -> Fault:

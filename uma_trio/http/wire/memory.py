@@ -7,9 +7,10 @@ way: who has waited longest, of the user who holds most, once another client nee
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
-from attrs import frozen
+from attrs import define, frozen
 
 FREE: Final = 65_536
 """Bytes of each connection that are not counted: a short request is never refused for others' long ones."""
@@ -17,19 +18,17 @@ PATIENCE_S: Final = 2.0
 """A client is not asked to give way before. On this machine 8 MiB take a tenth of a second."""
 
 
-class MemoryHolder(Protocol):
-    """A connection with a body or an answer under way."""
+@define(eq=False)
+class MemoryHolder:
+    """What a connection of `owner` holds of a body, or of an answer, under way.
 
-    @property
-    def owner(self) -> str:
-        """Whose it is."""
+    `waits_since` says since when it waits for its client; None if it does not. `give_way` ends the connection, and
+    frees its memory soon; it is idempotent.
+    """
 
-    @property
-    def waits_since(self) -> float | None:
-        """Since when it waits for its client; None if it does not."""
-
-    def give_way(self) -> None:
-        """End it, and free its memory soon. Idempotent."""
+    owner: str
+    give_way: Callable[[], None]
+    waits_since: float | None = None
 
 
 @frozen
