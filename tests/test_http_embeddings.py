@@ -318,6 +318,17 @@ async def test_the_models_are_listed_beside_that_which_writes(autojump_clock: Mo
         assert can == [["completion"], ["embedding"], ["rerank"]]
 
 
+async def test_each_request_has_a_line_in_the_log(autojump_clock: MockClock) -> None:
+    """As each answer has: who asked which model, how much, and how it ended."""
+    async with http_house(encoders=encoders(fails=(2,))) as daemon:
+        for _ in range(2):
+            await daemon.ask("POST", EMBED, {"input": ["b", "cc"], "model": "x"})
+        told = [
+            (line["model"], line["prompt_tokens"], line["reason"]) for line in daemon.inner.answered
+        ]
+        assert told == [("embedder", 5, "stop"), ("embedder", 5, "error")]
+
+
 async def test_of_two_models_of_one_name_the_one_that_gives_it_is_asked(
     autojump_clock: MockClock,
 ) -> None:

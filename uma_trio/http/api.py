@@ -46,7 +46,7 @@ from uma_trio.http.loading import (
     LoadTelling,
     ToldInStream,
     as_data,
-    keep_alive_of,
+    keeps_loaded,
     model_for,
 )
 from uma_trio.http.prompts import PROMPT, with_prompts
@@ -323,12 +323,8 @@ async def _answered(asked: Api, asks: Sequence[Ask], exchange: Exchange) -> Repl
 
 def _keep_loaded(asked: Api) -> None:
     """Keep the model for as long as the request says, where that is for its client to say."""
-    seconds, service = keep_alive_of(asked.body), asked.shared.service
-    if seconds is None:
-        return
-    if service.shelf is not None and asked.origin.principal.is_operator:
-        service.keep(asked.body.get("model"), seconds)
-    else:
+    body, by = asked.body, asked.origin.principal
+    if not keeps_loaded(body, asked.shared.service, by, body.get("model")):
         asked.set_aside("keep_alive")
 
 

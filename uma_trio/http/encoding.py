@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from attrs import field, frozen
 
 from uma_trio.http.asking import origin_of
 from uma_trio.http.fields import Body, ignored_header, would_be_ignored
-from uma_trio.http.loading import fault_of_end, keep_alive_of
+from uma_trio.http.loading import fault_of_end, keeps_loaded
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Headers
@@ -63,7 +62,7 @@ async def encoder_for(
     try:
         async with request.encoder(gives, name, exact=strict) as embedder:
             found = EncoderInUse(embedder, request, name or embedder.name, service.clock())
-            _keep_loaded(found, shared, body, request.model)
+            _keep_loaded(found, shared, body)
             yield found
     except RequestEnded as ended:
         raise fault_of_end(ended.code, ended.message) from None
@@ -81,14 +80,10 @@ def width_of(body: Body, embedder: Embedder, shared: Shared) -> int:
     return embedder.width(asked)
 
 
-def _keep_loaded(found: EncoderInUse, shared: Shared, body: Body, name: Any) -> None:
+def _keep_loaded(found: EncoderInUse, shared: Shared, body: Body) -> None:
     """Keep the model for as long as the request says, where that is for its client to say."""
-    seconds, service = keep_alive_of(body), shared.service
-    if seconds is None:
+    if keeps_loaded(body, shared.service, found.request.origin.principal, found.request.model):
         return
-    if service.shelf is not None and found.request.origin.principal.is_operator:
-        service.keep(name, seconds)
-    elif shared.settings.strict:
+    if shared.settings.strict:
         raise would_be_ignored("keep_alive")
-    else:
-        found.set_aside.append("keep_alive")
+    found.set_aside.append("keep_alive")

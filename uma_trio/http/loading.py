@@ -24,7 +24,9 @@ from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.loading import WaitsForModel
 from uma_trio.service.served import ServedModel
+from uma_trio.service.service import Service
 from uma_trio.service.shelf import ShelfEntry
+from uma_trio.sockets.principal import Principal
 from uma_trio.words import Lane
 
 # https://pkg.go.dev/time#ParseDuration, which Ollama reads it by.
@@ -61,6 +63,17 @@ KEEP_ALIVE: Final[tuple[Field, ...]] = (
         default="the model's ttl",
     ),
 )
+
+
+def keeps_loaded(body: Body, service: Service, by: Principal, name: str | None) -> bool:
+    """Keep a model for as long as a request says; False if that is not for its client to say."""
+    seconds = keep_alive_of(body)
+    if seconds is None:
+        return True
+    if service.shelf is None or not by.is_operator:
+        return False
+    service.keep(name, seconds)
+    return True
 
 
 def keep_alive_of(body: Body) -> float | None:

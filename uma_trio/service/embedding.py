@@ -70,6 +70,11 @@ class TextsRequest(Protocol):
     def arrived(self) -> float:
         """When it came, on the engines' clock."""
 
+    n_tokens: int
+    """How many tokens its texts have."""
+    reason: str
+    """How it was answered: stop, or error."""
+
 
 @define(eq=False)
 class Embedder:
@@ -241,6 +246,7 @@ class Embedder:
             if not answers:
                 self.inbox.put(StopEncoding(handle))
         found = answers[0]
+        request.n_tokens, request.reason = n_tokens, "error" if found.code else "stop"
         if found.vectors is None:
             raise Refusal(Code(found.code), found.message)
         return VectorRows(found.vectors, n_tokens)

@@ -33,9 +33,26 @@ class EncodeRequest(WaitsForModel):
     def __init__(self, service: Service, origin: Origin) -> None:
         super().__init__(service.new_handle(), origin, "background", None, service.clock())
         self._service = service
+        #: How many tokens its texts have, and how it was answered; the :class:`Embedder` says so.
+        self.n_tokens, self.reason = 0, ""
 
     def move_to(self, lane: Lane) -> None:
         """Do nothing: texts are computed in the time that streams leave, in any lane."""
+
+    def _log(self) -> None:
+        """Write the line of the request, as each answer has one: who asked, how much, how long it took. Never text."""
+        service, ended = self._service, self.ended is not None
+        service.log_request(
+            {
+                "id": self.handle,
+                "app": self.origin.app or "-",
+                "lane": self.lane,
+                **({} if self.model is None else {"model": self.model}),
+                "prompt_tokens": self.n_tokens,
+                "total_s": round(service.clock() - self.arrived, 3),
+                "reason": self.reason or ("cancelled" if ended else "left"),
+            }
+        )
 
     def _wait_for(self, awaited: Awaited) -> None:
         self.awaited = awaited
@@ -68,5 +85,6 @@ class EncodeRequest(WaitsForModel):
                     end()
         finally:
             service.directory.remove(self)
+            self._log()
         if self.ended is not None:
             raise RequestEnded(*self.ended)
