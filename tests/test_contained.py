@@ -18,7 +18,7 @@ from uma_trio.engine.drafts.contained import (
     Contained,
     Failures,
 )
-from uma_trio.engine.loop import Engine
+from uma_trio.engine.handler import Handler
 from uma_trio.engine.messages import InboxMessage, SetLane
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.deadline import deadline
@@ -85,16 +85,19 @@ def test_a_request_that_cannot_be_taken_in_ends_at_once() -> None:
     assert bench.inbox.waiting == 0
 
 
-def test_requests_that_came_with_what_kills_the_engine_are_told() -> None:
+def test_requests_that_came_with_what_kills_the_engine_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those before it in the inbox, and those behind it, each once."""
 
-    class Fragile(Engine):
-        def _handle(self, message: InboxMessage, now: float) -> None:
+    class Fragile(Handler):
+        def handle(self, message: InboxMessage, now: float) -> None:
             if isinstance(message, SetLane):
                 raise ZeroDivisionError
-            super()._handle(message, now)
+            super().handle(message, now)
 
-    bench = Bench(engine=Fragile)
+    monkeypatch.setattr("uma_trio.engine.loop.Handler", Fragile)
+    bench = Bench()
     _, running = bench.submit(max_tokens=30)
     bench.ticks(3)
     sinks = [running, bench.submit()[1]]

@@ -368,7 +368,7 @@ def test_what_passes_between_ticks_is_a_part_of_a_requests_time() -> None:
     streams.ask(1, 300, 20, "background")
     streams.run()
     answers = list[Recorded]()
-    streams.engines[1]._handle(Explain(answers.append, 2, 0), streams.clock.now)
+    streams.engines[1]._handler.handle(Explain(answers.append, 2, 0), streams.clock.now)
     streams.engines[1].publish()
     ((record,),) = [answer.requests for answer in answers]
     assert record.aside_s > 0.2

@@ -23,47 +23,31 @@ from uma_trio.engine.cells import Cells, PageStore
 from uma_trio.engine.chunk import Completed, Outcome, Tick, ends_prompt, outcomes
 from uma_trio.engine.drafts import Drafting, Feeding, drafter_for
 from uma_trio.engine.first_tokens import FirstTokenBook
+from uma_trio.engine.handler import Handler
 from uma_trio.engine.idle import Refining
 from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.messages import (
-    Cancel,
-    Credit,
-    Explain,
-    Finished,
-    InboxMessage,
-    Inspect,
-    Keep,
-    Prefix,
-    SetLane,
-    Snapshot,
-    Submit,
-)
+from uma_trio.engine.messages import Cancel, Finished, InboxMessage, Submit
 from uma_trio.engine.orders import Order, Overlapped, Serial, TickParts
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.places import Places
 from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
-from uma_trio.engine.prefix import admin
 from uma_trio.engine.prefix.works import works_of
-from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Publisher, TickFigures
+from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Publisher, TickFigures
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.records import Wait
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sampling import AT_ONCE, Masks, Sampler
+from uma_trio.engine.sampling import AT_ONCE, Masks
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.side import QUICK_S, Desk, Ledger
-from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.engine.turn import TickClaim
-from uma_trio.engine.waits import wait_of
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.check import Fallback
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Memory, SchedulerState
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.text.stream import TokenText
 
 
 class Engine:
@@ -93,7 +77,6 @@ class Engine:
         self.inbox = self._inbox = inbox
         self._metrics, self._clock = metrics, clock
         settings, policy = settings or EngineSettings(), Fallback(policy, PolicyFailures(metrics))
-        self._pieces = backend.vocabulary.pieces()
         self._recorder = recorder = recorder or Recorder()
         ledger = Ledger()
         self.cells = _cells(backend, settings, clock, recorder, ledger, store)
@@ -113,6 +96,9 @@ class Engine:
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
         self._drafter = drafter_for(backend.limits, drafter, wanted=_guesses_pay(settings))
+        self._handler = Handler(
+            *(backend, self.registry, self._publisher, recorder, self._planner, self._drafter)
+        )
         self.side = self._desk(ledger, contract.reading_pace_s)
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
@@ -297,7 +283,7 @@ class Engine:
     def _take_in(self, now: float) -> None:
         """Handle what has arrived, and give slots to those who wait. All outcomes must be committed."""
         while self._arrived:  # one that raises stays, for `fail_all`
-            self._handle(self._arrived[0], now)
+            self._handler.handle(self._arrived[0], now)
             self._arrived.popleft()
         self.registry.first_tokens.memory = self.memory
         self._places.give(now)
@@ -376,7 +362,7 @@ class Engine:
             TickFigures(partial(tick_metrics.record, self._metrics, completed, itl_s))
         )
         for message in completed.messages:
-            self._handle(message, now)
+            self._handler.handle(message, now)
 
     def _failed(self, tick: Tick, status: int, decode_s: float, host_s: float, now: float) -> None:
         """Nobody moves on; decide what makes the next tick succeed."""
@@ -403,54 +389,6 @@ class Engine:
         record = self._recorder.tick(state, plan, status, decode_s, host_s, now, outcomes)
         if trace is not None:
             self._publisher.add(TickFigures(partial(trace, state, plan, record)))
-
-    def _handle(self, message: InboxMessage, now: float) -> None:
-        registry = self.registry
-        match message:
-            case Credit(handle, n):
-                registry.give_credit(handle, n)
-            case Submit():
-                self._enqueue(message, now)
-            case Cancel(handle, code, text):
-                registry.cancel(handle, now, code, text)
-            case SetLane(handle, lane):
-                registry.set_lane(handle, lane)
-            case Inspect(reply, after):
-                self._publisher.add(Answer(partial(reply, self._snapshot(now, after))))
-            case Explain(answer, handle, ticks):
-                recorded = self._recorder.explain(now, handle, ticks, self._wait_at(now))
-                self._publisher.add(Answer(partial(answer, recorded)))
-            case Keep(handle):
-                self.prefix.keep(handle)
-            case Prefix():
-                reported = admin.handle(self.prefix, message)
-                if message.clear:
-                    self._publisher.publish()  # what has ended is kept, and then forgotten
-                    self._drafter.forget(message.mine)
-                self._publisher.add(Answer(partial(message.reply, reported)))
-
-    def _snapshot(self, now: float, after: int) -> Snapshot:
-        n_ctx = self._backend.limits.n_ctx
-        return snapshot(self.registry, self._recorder, n_ctx, now, after)
-
-    def _wait_at(self, now: float) -> Callable[[Sequence], Wait | None]:
-        return lambda sequence: wait_of(sequence, self.registry, self._recorder, now)
-
-    def _enqueue(self, submit: Submit, now: float) -> None:
-        """Take in a request; one that breaks the engine's own code ends at once."""
-        try:
-            ends = self._backend.vocabulary.end_tokens
-            sampler = Sampler(submit.params, ends, submit.prompt, submit.constraint)
-            sequence = Sequence(
-                submit, sampler, TokenText(submit.pieces or self._pieces, submit.stop)
-            )
-        except Exception as error:
-            log.get("engine").error(FAILED_AT, request=submit.handle, exc_info=error)
-            self.registry.refuse(submit, now, FAILED_CODE, FAILED_AT)
-        else:
-            self.registry.enqueue(sequence)
-            if submit.owes_s:
-                self._planner.charge({submit.program: submit.owes_s})
 
     def _stream_failed(self, handle: int, error: Exception) -> None:
         """End a request whose tokens cannot be published, before the next tick is planned."""

@@ -1,0 +1,97 @@
+"""What the engine does with each message that arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from functools import partial
+
+from attrs import Factory, field, frozen
+
+from uma_trio.backend.base import Backend
+from uma_trio.engine.drafts import Drafting
+from uma_trio.engine.messages import (
+    Cancel,
+    Credit,
+    Explain,
+    InboxMessage,
+    Inspect,
+    Keep,
+    Prefix,
+    SetLane,
+    Submit,
+)
+from uma_trio.engine.planner import Planner
+from uma_trio.engine.prefix import admin
+from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Publisher
+from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.registry import Registry
+from uma_trio.engine.sampling import Sampler
+from uma_trio.engine.sequences import Sequence
+from uma_trio.engine.snapshot import snapshot
+from uma_trio.engine.waits import wait_of
+from uma_trio.telemetry import log
+from uma_trio.text.stream import TokenText
+
+
+@frozen(eq=False)
+class Handler:
+    """Does what messages ask for. For the engine's thread, once the latest tick is committed.
+
+    What they are answered with is added to the publisher.
+    """
+
+    backend: Backend
+    registry: Registry
+    publisher: Publisher
+    recorder: Recorder
+    planner: Planner
+    drafter: Drafting
+    _pieces: Ordered[bytes] = field(
+        default=Factory(lambda self: self.backend.vocabulary.pieces(), takes_self=True), init=False
+    )
+
+    def handle(self, message: InboxMessage, now: float) -> None:
+        """Do what a message asks for at the time `now`."""
+        registry, recorder, publisher = self.registry, self.recorder, self.publisher
+        prefix = registry.cells.prefix
+        match message:
+            case Credit(handle, n):
+                registry.give_credit(handle, n)
+            case Submit():
+                self._enqueue(message, now)
+            case Cancel(handle, code, text):
+                registry.cancel(handle, now, code, text)
+            case SetLane(handle, lane):
+                registry.set_lane(handle, lane)
+            case Inspect(reply, after):
+                seen = snapshot(registry, recorder, self.backend.limits.n_ctx, now, after)
+                publisher.add(Answer(partial(reply, seen)))
+            case Explain(answer, handle, ticks):
+                recorded = recorder.explain(
+                    now, handle, ticks, lambda sequence: wait_of(sequence, registry, recorder, now)
+                )
+                publisher.add(Answer(partial(answer, recorded)))
+            case Keep(handle):
+                prefix.keep(handle)
+            case Prefix():
+                reported = admin.handle(prefix, message)
+                if message.clear:
+                    publisher.publish()  # what has ended is kept, and then forgotten
+                    self.drafter.forget(message.mine)
+                publisher.add(Answer(partial(message.reply, reported)))
+
+    def _enqueue(self, submit: Submit, now: float) -> None:
+        """Take in a request; one that breaks the engine's own code ends at once."""
+        try:
+            ends = self.backend.vocabulary.end_tokens
+            sampler = Sampler(submit.params, ends, submit.prompt, submit.constraint)
+            sequence = Sequence(
+                submit, sampler, TokenText(submit.pieces or self._pieces, submit.stop)
+            )
+        except Exception as error:
+            log.get("engine").error(FAILED_AT, request=submit.handle, exc_info=error)
+            self.registry.refuse(submit, now, FAILED_CODE, FAILED_AT)
+        else:
+            self.registry.enqueue(sequence)
+            if submit.owes_s:
+                self.planner.charge({submit.program: submit.owes_s})
