@@ -26,7 +26,7 @@ from uma_trio.backend.base import Backend, ContextLimits, ModelFacts
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.config.options import Config
 from uma_trio.config.settings import restated
-from uma_trio.deployment import Deployment, Loaded, Machine, deployed, load
+from uma_trio.deployment import Deployment, Loaded, Machine, Read, deployed, load
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.computed import Computed
 from uma_trio.engine.inbox import Bell
@@ -150,13 +150,9 @@ async def serve(
     policy = chosen_policy(config)
     config = told_by(inherited, config)
     supervisor = supervisor or Supervisor()
-    _check_trace(config)
-    token = token_of(config)
-    chat_template(config)  # refused before anything is loaded
-    for each in config.each():
-        check_adapters(each)
+    token = _checked(config)
     with closing(inherited), ExitStack() as held:
-        fronts = None
+        fronts, taken = None, None
         if not replace or not await can_be_replaced(config):
             fronts = held.enter_context(fronts_taken(config, inherited))
         table = held.enter_context(scorecard_file(config))
@@ -164,17 +160,9 @@ async def serve(
         measuring = _both(supervisor.measuring, on_measuring)
         entries = _entries(config, backend)
         held.callback(_close_all, entries)
-        loaded: list[Loaded | LoadedEncoder] = []
         several = sum(entry.gives == "text" for entry in entries) > 1
         read = partial(load_backend, beside_another=fronts is None, several=several)
-        for entry in [one for n, one in enumerate(entries) if not n or one.config.load == "start"]:
-            own = entry.held = held.enter_context(ExitStack())
-            if entry.gives == "text":
-                made = await load(entry.config, own, loading, measuring, backend, read=read)
-                loaded.append(made)
-            else:
-                loaded.append(await load_encoder(entry.config, own, loading))
-        taken: TakenSockets | None = None
+        loaded = await _loaded(entries, held, loading, measuring, backend, read)
         if fronts is None:
             taken = await take_over(str(config.socket))
             handed = () if taken is None else taken.handed
@@ -186,6 +174,36 @@ async def serve(
         tune_interpreter(overlaps=any(each.backend.traits.overlaps for each in writers))
         with fronts.listen() as listener:
             await daemon.run(listener, on_ready, taken)
+
+
+def _checked(config: Config) -> str | None:
+    """Refuse what can be refused before anything is loaded; return the token of TCP clients."""
+    _check_trace(config)
+    token = token_of(config)
+    chat_template(config)
+    for each in config.each():
+        check_adapters(each)
+    return token
+
+
+async def _loaded(
+    entries: Sequence[Entry],
+    held: ExitStack,
+    loading: Progress,
+    measuring: Progress,
+    backend: Backend | None,
+    read: Read,
+) -> list[Loaded | LoadedEncoder]:
+    """Load the default model, and those that are loaded at the start; `held` closes them."""
+    loaded: list[Loaded | LoadedEncoder] = []
+    for entry in [one for n, one in enumerate(entries) if not n or one.config.load == "start"]:
+        own = entry.held = held.enter_context(ExitStack())
+        if entry.gives == "text":
+            made = await load(entry.config, own, loading, measuring, backend, read=read)
+            loaded.append(made)
+        else:
+            loaded.append(await load_encoder(entry.config, own, loading))
+    return loaded
 
 
 class _Daemon:

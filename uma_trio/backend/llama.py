@@ -184,17 +184,14 @@ class LlamaBackend:
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         placement = placed(system_info(), header, gpu_layers)
         cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch or N_BATCH, "kv_type": kv_type}
-        room = room_for_context(header, placement)
-        flash = chosen_flash(flash_attention, header, placement, **cells, room=room)
-        is_open = flash_is_open(flash_attention, header, placement, **cells, room=room)
-        refuse_without_room(header, placement, **cells, flash=flash)
+        flash, is_open = _flash(flash_attention, header, placement, cells)
         run = politely if polite else at_once
         how = partial(load_model, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
         model = run(partial(how, path))
         if flash_is_faster and is_open:
             measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
-            faster = flash_is_faster(subject(header, kv_type, threads), measure)
-            flash = FLASH_ON if faster else flash
+            if flash_is_faster(subject(header, kv_type, threads), measure):
+                flash = FLASH_ON
         wide = n_batch is None and placement.all_on_gpu and flash != FLASH_OFF
         made = partial(_context, model.pointer, path, cells, n_slots, threads, flash, wide=wide)
         context, pausing = run(partial(with_pauses, made, wanted=pauses and not placement.on_gpu))
@@ -477,6 +474,17 @@ def _listen(log: LogSink | None) -> None:
     lib.set_log_sink(log)
     if log is not None and lib.amx_is_miscompiled():
         log("warning", "AMX was compiled by a GCC that gets it wrong; see uma-trio doctor")
+
+
+def _flash(asked: str, header: GgufHeader, placement: Placement, cells: _Cells) -> tuple[int, bool]:
+    """Return how attention is computed at first, and whether measuring may choose otherwise.
+
+    Raises :class:`ModelError` if a context of these `cells` has no room.
+    """
+    room = room_for_context(header, placement)
+    flash = chosen_flash(asked, header, placement, **cells, room=room)
+    refuse_without_room(header, placement, **cells, flash=flash)
+    return flash, flash_is_open(asked, header, placement, **cells, room=room)
 
 
 def _limits(context: int, info: ModelFacts, n_slots: int, *, whole_cache: bool) -> ContextLimits:
