@@ -28,6 +28,7 @@ ALLOWED = {
     "uma_trio.machine": set(),
     "uma_trio.spelling": set(),
     "uma_trio.saying": set(),
+    "uma_trio.sizes": set(),
     "uma_trio.stories": {
         *("attrs", "msgspec", "trio", "uma_protocol", "uma_trio.saying", "uma_trio.wire"),
         *("uma_trio.engine.records", "uma_trio.service", "uma_trio.sockets.principal"),
@@ -35,7 +36,7 @@ ALLOWED = {
     "uma_trio.stories.sentences": {"uma_protocol", "uma_trio.saying"},
     "uma_trio.words": set(),
     "uma_trio.config": {
-        *("attrs", "cattrs", "uma_trio.spelling", "uma_trio.words"),
+        *("attrs", "cattrs", "uma_trio.sizes", "uma_trio.spelling", "uma_trio.words"),
         *("uma_trio.backend.kv_types", "uma_trio.sockets.path", "uma_trio.sockets.address"),
         "uma_trio.sockets.token",
     },
@@ -69,8 +70,10 @@ ALLOWED = {
     },
     "uma_trio.text.apart": {"numpy", "uma_trio.confined.workers", "uma_trio.text"},
     "uma_trio.confined": {"msgspec"},
-    "uma_trio.backend": {"attrs", "numpy", "uma_trio.telemetry", "uma_trio.spelling"},
-    "uma_trio.backend.llama": {"attrs", "numpy", "uma_trio.backend"},
+    "uma_trio.backend": {
+        *("attrs", "numpy", "uma_trio.telemetry", "uma_trio.sizes", "uma_trio.spelling"),
+    },
+    "uma_trio.backend.llama": {"attrs", "numpy", "uma_trio.backend", "uma_trio.sizes"},
     "uma_trio.engine": {
         "uma_trio.words",
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
@@ -115,13 +118,14 @@ ALLOWED = {
         "uma_trio.text.replies",
         *("attrs", "trio", "msgspec", "uma_protocol", "uma_trio.service", "uma_trio.sockets"),
         *("uma_trio.engine.messages", "uma_trio.engine.records", "uma_trio.wire"),
-        "uma_trio.stories",
+        *("uma_trio.stories", "uma_trio.sizes"),
     },
     "uma_trio.http": {
         *("attrs", "h11", "msgspec", "numpy", "trio", "uma_trio.service", "uma_trio.sockets"),
         *("uma_protocol.errors", "uma_protocol.events", "uma_protocol.rules"),
         "uma_protocol.fields",
         *("uma_trio.engine.messages", "uma_trio.words", "uma_trio.telemetry.exposition"),
+        "uma_trio.sizes",
         "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
     },

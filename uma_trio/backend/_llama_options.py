@@ -17,6 +17,7 @@ from uma_trio.backend.gguf_header import GgufHeader
 from uma_trio.backend.kv_memory import attention_only, available_memory, kv_bytes, score_bytes
 from uma_trio.backend.kv_types import kv_pair, kv_type_name
 from uma_trio.backend.placement import Placement
+from uma_trio.sizes import mib
 
 MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
 # LLAMA_FLASH_ATTN_TYPE_* (include/llama.h): -1 leaves it to llama.cpp.
@@ -165,7 +166,7 @@ def refuse_without_room(
         if flash == FLASH_OFF:
             what = "The KV cache with the scores of attention to it (--flash-attention off)"
         raise ModelError(
-            f"{what} needs {_mib(need)} for --n-ctx {n_ctx}, and {_mib(room)} are free;"
+            f"{what} needs {mib(need)} for --n-ctx {n_ctx}, and {mib(room)} are free;"
             f" try --n-ctx {max(256, n_ctx * room // need // 2 // 256 * 256)}"
             " or a smaller --kv-type such as q8_0."
         )
@@ -175,7 +176,3 @@ def context_bytes(header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str, fl
     """Return the bytes of a context: its KV cache, and the scores of attention where it has them."""
     scores = score_bytes(header, n_ctx, n_batch) if flash == FLASH_OFF else 0
     return kv_bytes(header, n_ctx, kv_type) + scores
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / (1 << 20):,.0f} MiB"

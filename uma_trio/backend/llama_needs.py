@@ -28,12 +28,12 @@ from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes
 from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.backend.placement import Placement
+from uma_trio.sizes import MIB
 
 # llama-context.cpp, sched_reserve and the constructor: "%10s compute buffer size = %8.2f MiB".
 _COMPUTE: Final = re.compile(r" compute buffer size = +([0-9.]+) MiB")
 _OUTPUT: Final = re.compile(r" output buffer size = +([0-9.]+) MiB")
 _ANONYMOUS: Final = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
-_MIB: Final = 1 << 20
 
 
 def of_encoder(path: Path) -> Needs:
@@ -150,7 +150,7 @@ def _listen() -> list[str]:
 
 
 def _told(what: re.Pattern[str], said: Sequence[str]) -> int:
-    return int(sum(map(float, what.findall("\n".join(said)))) * _MIB)
+    return int(sum(map(float, what.findall("\n".join(said)))) * MIB)
 
 
 def _anonymous() -> int:

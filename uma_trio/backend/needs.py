@@ -8,6 +8,7 @@ from typing import Final
 from attrs import frozen
 
 from uma_trio.backend.base import ModelError
+from uma_trio.sizes import mib
 
 #: What our own process allocates for a model beside llama.cpp's buffers, and llama.cpp's threads for theirs: 7 to 14 MiB
 #: of resident memory of two models with 152k tokens in their vocabularies.
@@ -136,8 +137,3 @@ class Estimate:
             f"it needs {self.least.in_words()}; {mib(room)} are free. Unload a model or close other programs, "
             f"{smaller}, or a smaller kv_type such as q8_0"
         )
-
-
-def mib(n_bytes: int) -> str:
-    """Return bytes for people."""
-    return f"{n_bytes / (1 << 20):,.0f} MiB"

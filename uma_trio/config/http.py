@@ -8,11 +8,11 @@ from pathlib import Path
 from attrs import frozen
 
 from uma_trio.config.option import option
+from uma_trio.sizes import MIB
 from uma_trio.sockets.address import Address, parse_address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 HTTP_OFF = "off"
-_MIB = 1 << 20
 
 
 def _http(raw: object) -> object:
@@ -118,11 +118,11 @@ class HttpConfig:
         help="The name of the field for the model's reasoning in answers of /v1/chat/completions.",
     )
     http_max_prompt_bytes: int = option(
-        2 * _MIB,
+        2 * MIB,
         flag="--http-max-prompt-bytes",
         yaml=("http_api.max_prompt_bytes",),
         minimum=1,
-        maximum=64 * _MIB,
+        maximum=64 * MIB,
         unit="bytes",
         help="The maximum length of a prompt over HTTP. A longer prompt is answered with 413.",
     )

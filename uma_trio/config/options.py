@@ -17,6 +17,7 @@ from uma_trio.config.adapters import read_adapters
 from uma_trio.config.http import HttpConfig
 from uma_trio.config.models import LOADS, ON_DEMAND, ModelSpec
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
+from uma_trio.sizes import MIB
 from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
 from uma_trio.sockets.token import DEFAULT_TEXT as TOKEN_TEXT
@@ -27,7 +28,6 @@ FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_MIB = 1 << 20
 MAX_ALIAS = 256
 
 
@@ -220,7 +220,7 @@ class Config(HttpConfig):
         env=("UMA_MAX_PROMPT_BYTES",),
         yaml=("limits.max_prompt_bytes",),
         minimum=1,
-        maximum=_MIB,
+        maximum=MIB,
         unit="bytes",
         help="The maximum length of a prompt. A longer prompt is answered with E_LIMIT_001.",
     )

@@ -7,8 +7,7 @@ from attrs import frozen
 from uma_trio.service.ask import Door
 from uma_trio.service.service import Service
 from uma_trio.service.telemetry import Log
-
-MIB = 1 << 20
+from uma_trio.sizes import MIB
 
 
 @frozen(kw_only=True)

@@ -19,10 +19,10 @@ from uma_trio.service.fair import RunBlocking
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.telemetry import Log
+from uma_trio.sizes import MIB
 from uma_trio.text.pieces import JsonLimits
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-MIB = 1 << 20
 _MAX_KEYS = 256
 _MAX_IDS = MIB
 
