@@ -128,7 +128,7 @@ def steady(_random: random.Random, _n_tokens: int, _now: float) -> float:
 
 
 def gaussian(sigma: float) -> Noise:
-    """Noise of this standard deviation; no tick is quicker than nine tenths of its step."""
+    """Noise of this standard deviation; no tick is quicker than nine tenths of its time."""
     return lambda draw, _n_tokens, _now: max(0.9, draw.gauss(1.0, sigma))
 
 

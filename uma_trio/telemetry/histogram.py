@@ -19,7 +19,7 @@ def bounds_ms(lowest: float, highest: float) -> tuple[float, ...]:
 
 
 class Histogram:
-    """Counts by value, never forgetting. `bounds` are exact; between them, 2 % steps."""
+    """Counts by value, never forgetting. `bounds` are exact; between them, bins 2 % wide."""
 
     __slots__ = ("_counts", "_edges", "bounds", "total")
 
@@ -56,7 +56,7 @@ class Histogram:
         return found
 
     def counts(self) -> list[int]:
-        """Return how many values each step holds now, to be subtracted from later ones."""
+        """Return how many values each bin holds now, to be subtracted from later ones."""
         return list(self._counts)
 
     def quantile(self, share: float, counts: Sequence[int] | None = None) -> float | None:

@@ -15,7 +15,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 
 MOST_BALLAST = 3
-# One tick in so many has no ballast: without, a step that is too high would never be measured again.
+# One tick in so many has no ballast: without, a size that is too high would never be measured again.
 TRY_WITHOUT = 256
 
 
