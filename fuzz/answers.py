@@ -142,13 +142,13 @@ class Run:
                 self._disturb(self.rng)
         if any(sink.ends != 1 for sink in sinks):
             raise AssertionError(f"not every request ended once: {[s.ends for s in sinks]}")
-        while self.rng is None and self.engine.prefix.saving.one():
+        while self.rng is None and self.engine.cells.prefix.saving.one():
             pass
         return [sink.tokens for sink in sinks]
 
     def close(self) -> None:
         """Note what happened, and free the model."""
-        prefix = self.engine.prefix
+        prefix = self.engine.cells.prefix
         self.happened.update({f"hits, {source}": n for source, n in prefix.hits.items()})
         self.happened.update({f"failures, {v}": n for v, n in self.backend.failed.items() if n})
         self.happened["tokens that were there"] = prefix.tokens_saved
@@ -179,19 +179,19 @@ class Run:
     def _leave_pages_alone(self, rng: random.Random) -> None:
         """Save some pages and take all leaves out of the KV cache, so that the next ones are restored."""
         for _ in range(rng.randrange(12)):
-            self.engine.prefix.saving.one()
-        self.happened["times all leaves went"] += self.engine.prefix.room.drop_all()
+            self.engine.cells.prefix.saving.one()
+        self.happened["times all leaves went"] += self.engine.cells.prefix.room.drop_all()
 
     def _disturb(self, rng: random.Random) -> None:
         """Do something between two ticks, now and then."""
         engine, running = self.engine, self.engine.registry.running
         match rng.randrange(24):
             case 0:
-                self.happened["times all leaves went"] += engine.prefix.room.drop_all()
+                self.happened["times all leaves went"] += engine.cells.prefix.room.drop_all()
             case 1 | 2 | 3 | 4 | 5 | 6:
-                self.happened["times a page was saved"] += engine.prefix.saving.one()
+                self.happened["times a page was saved"] += engine.cells.prefix.saving.one()
             case 7 if rng.random() < 0.2:
-                self.happened["pages cleared"] += engine.prefix.store.clear([NAMESPACE])
+                self.happened["pages cleared"] += engine.cells.prefix.store.clear([NAMESPACE])
             case 8 | 9 | 10 if (part := self.backend.kv_highest(64)) is not None:
                 self.happened["times cells were moved"] += self.backend.kv_move(*part)
             case 11:

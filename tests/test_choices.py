@@ -117,7 +117,7 @@ async def test_choices_cost_one_prompt(autojump_clock: MockClock, stream: bool) 
 async def test_choices_without_the_cache_cost_one_prompt(autojump_clock: MockClock) -> None:
     """Nothing of it is kept, so the same request costs the same again."""
     async with http_house(prefix_bytes=MIB) as daemon:
-        backend, prefix = daemon.inner.backend, daemon.inner.bench.engine.prefix
+        backend, prefix = daemon.inner.backend, daemon.inner.bench.engine.cells.prefix
         body = {"prompt": LONG, "n": 4, "max_tokens": 12, "cache_prompt": False, **SAMPLED}
         for _ in range(2):
             before = sum(backend.computed.values())

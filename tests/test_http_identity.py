@@ -146,7 +146,7 @@ async def test_cache_prompt_false_leaves_nothing_behind(autojump_clock: MockCloc
         for _ in range(3):
             assert await told(daemon, ALICE, cache_prompt=False) == 0
         assert await told(daemon, ALICE) == 0
-        prefix = daemon.inner.bench.engine.prefix
+        prefix = daemon.inner.bench.engine.cells.prefix
         assert len(prefix.leaves) == 1
         assert prefix.usage.namespaces == ("uid 1001",)
 

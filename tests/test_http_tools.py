@@ -118,7 +118,7 @@ async def test_what_called_a_tool_is_kept_for_longer(
     async with house(says, prefix_bytes=1 << 22) as daemon:
         await asked(daemon, stream=stream)
         await daemon.inner.until_idle()
-        (leaf,) = daemon.inner.bench.engine.prefix.leaves
+        (leaf,) = daemon.inner.bench.engine.cells.prefix.leaves
         assert leaf.called is longer
 
 

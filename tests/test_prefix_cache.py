@@ -51,13 +51,13 @@ def ask(made: Bench, prompt: list[int], n: int = 4, **options: object) -> Sink:
 
 def save_all(made: Bench) -> None:
     """Save every leaf, as idle time would."""
-    while made.engine.prefix.saving.one():
+    while made.engine.cells.prefix.saving.one():
         pass
 
 
 def forget_cells(made: Bench) -> None:
     """Take all leaves out of the KV cache; only what is saved is left."""
-    made.engine.prefix.room.drop_all()
+    made.engine.cells.prefix.room.drop_all()
     assert made.backend.kv_used() == 0
 
 
@@ -91,7 +91,7 @@ def test_saved_pages_are_restored_when_the_cells_are_gone() -> None:
     save_all(made)
     forget_cells(made)
     assert ask(made, [*prompt[:130], *letters(9, 30)]).end.cached_tokens == 130
-    assert made.engine.prefix.hits["saved"] == 1
+    assert made.engine.cells.prefix.hits["saved"] == 1
 
 
 def test_what_is_not_saved_is_lost_with_its_cells() -> None:
@@ -206,7 +206,7 @@ def test_requests_that_begin_alike_compute_that_once() -> None:
     assert sum(made.backend.computed.values()) <= 600 + 4 * (20 + 4)
     for prompt, sink in zip(prompts, sinks, strict=True):
         assert sink.tokens == made.backend.continuation(prompt, 4)
-    assert made.engine.prefix.hits["fork"] == 3
+    assert made.engine.cells.prefix.hits["fork"] == 3
 
 
 @pytest.mark.parametrize("n_prompt", [20, 40, 600])
@@ -219,7 +219,7 @@ def test_samples_of_one_prompt_compute_it_once(n_prompt: int) -> None:
     sinks = [made.submit(prompt, 12, namespace=MINE, seed=s, **drawn)[1] for s in range(4)]
     made.run()
     assert sum(made.backend.computed.values()) == n_prompt + 3 + 4 * 11
-    assert made.engine.prefix.hits["fork"] == 3
+    assert made.engine.cells.prefix.hits["fork"] == 3
     texts = []
     for seed in range(4):
         _, sink = alone.submit(prompt, 12, seed=seed, **drawn)
@@ -312,9 +312,9 @@ def test_nobody_waits_for_one_that_waits() -> None:
     follower = [*shared, *letters(2, 20)]
     _, second = made.submit(follower, 4, namespace=MINE)
     made.ticks(1)
-    made.engine.prefix.room.drop_all()
+    made.engine.cells.prefix.room.drop_all()
     made.engine.registry.preempt(leader, "for a test")
-    made.engine.prefix.room.drop_all()  # it has to compute all of it again
+    made.engine.cells.prefix.room.drop_all()  # it has to compute all of it again
     made.run()
     assert first.tokens == made.backend.continuation(shared, 4)
     assert second.tokens == made.backend.continuation(follower, 4)
@@ -326,10 +326,10 @@ def test_a_leaf_that_cannot_be_saved_does_not_stay_for_ever() -> None:
     made.backend.kv_fails = lambda verb: verb == "save"
     ask(made, letters(1, 200))
     save_all(made)
-    (leaf,) = made.engine.prefix.leaves
+    (leaf,) = made.engine.cells.prefix.leaves
     assert leaf.unsaved
-    assert not made.engine.prefix.room.lingers()
-    assert not len(made.engine.prefix.leaves)
+    assert not made.engine.cells.prefix.room.lingers()
+    assert not len(made.engine.cells.prefix.leaves)
 
 
 def test_a_preempted_request_goes_on_from_its_cells() -> None:
@@ -379,7 +379,7 @@ def test_a_context_no_larger_than_a_batch_is_used_again(kind: type[FakeBackend])
     assert ask(made, other).end.cached_tokens == 149
     made.submit(letters(3, 100), 60, namespace="3")
     made.ticks(3)
-    assert len(made.engine.prefix.leaves) == 2, "what is computed fits beside them"
+    assert len(made.engine.cells.prefix.leaves) == 2, "what is computed fits beside them"
     made.run()
 
 
@@ -389,7 +389,7 @@ def test_a_full_context_costs_only_as_many_leaves_as_are_in_the_way() -> None:
     for client in (1, 2, 3):
         ask(made, letters(client, 140))
     ask(made, letters(4, 140))
-    assert [len(leaf.tokens) for leaf in made.engine.prefix.leaves] == [143] * 3
+    assert [len(leaf.tokens) for leaf in made.engine.cells.prefix.leaves] == [143] * 3
     assert ask(made, letters(2, 140)).end.cached_tokens == 139
 
 
@@ -416,7 +416,7 @@ def test_a_leaf_pays_rent_while_others_compute(used_cell_s: float, stays: bool) 
     made.submit(ask_on, 4, namespace=MINE)
     made.run()
     save_all(made)
-    prefix = made.engine.prefix
+    prefix = made.engine.cells.prefix
     assert prefix.room.rent_s > 0 or stays
     made.submit(letters(3, 30), 60, namespace="3")
     made.run()
@@ -469,15 +469,15 @@ def test_beside_a_reader_cells_are_moved_in_slices() -> None:
     _, reader = made.submit(letters(2, 40), 200, namespace="2")
     made.ticks(6)
     assert reader.tokens
-    made.engine.prefix.saving.restore_takes = measured(1e-6, 1e-6)
+    made.engine.cells.prefix.saving.restore_takes = measured(1e-6, 1e-6)
     before, _ = len(reader.tokens), made.submit(prompt, 4, namespace=MINE)
     made.ticks(2)
-    (blocked,) = made.engine.prefix.blocked.values()
+    (blocked,) = made.engine.cells.prefix.blocked.values()
     assert 0 < len(blocked.pages) < 10
     made.ticks(4)
     assert len(reader.tokens) >= before + 5, "every tick gave the reader its token"
     made.run()
-    assert made.engine.prefix.hits["saved"] == 1
+    assert made.engine.cells.prefix.hits["saved"] == 1
 
 
 def test_a_restore_that_is_slower_than_a_tick_comes_about_beside_a_reader() -> None:
@@ -490,7 +490,7 @@ def test_a_restore_that_is_slower_than_a_tick_comes_about_beside_a_reader() -> N
     made.submit(letters(2, 40), 400, namespace="2")
     made.ticks(6)
     page_s = 0.002  # as long as some decodes
-    made.engine.prefix.saving.restore_takes = measured(page_s / PAGE, page_s / PAGE)
+    made.engine.cells.prefix.saving.restore_takes = measured(page_s / PAGE, page_s / PAGE)
     _, sink = made.submit(prompt, 4, namespace=MINE)
     made.ticks(200)
     assert sink.end.cached_tokens == 127
@@ -520,7 +520,7 @@ def test_on_a_gpu_an_idle_leaf_pays_for_each_tick_that_spans_it(
     save_all(made)
     made.submit(letters(3, 30), 60, namespace="3")
     made.run()
-    assert any(leaf.namespace == MINE for leaf in made.engine.prefix.leaves) is stays
+    assert any(leaf.namespace == MINE for leaf in made.engine.cells.prefix.leaves) is stays
 
 
 class SlowToGather(Captured):
@@ -553,7 +553,7 @@ def after_a_crowd() -> tuple[Bench, SlowToGather]:
 def test_on_a_gpu_nobody_waits_for_scattered_cells_to_be_saved() -> None:
     """What that takes is not known there, and so it is left to idle time."""
     made, backend = after_a_crowd()
-    prefix = made.engine.prefix
+    prefix = made.engine.cells.prefix
     while prefix.saving.one(1e-3):
         pass
     _, sink = made.submit(letters(9, 40), 100, namespace="9")
@@ -567,7 +567,7 @@ def test_what_takes_longer_to_save_than_to_compute_is_saved_once_at_most() -> No
     made, backend = after_a_crowd()
     save_all(made)
     assert backend.now_s == 0.25
-    assert len(made.engine.prefix.leaves) == 4
+    assert len(made.engine.cells.prefix.leaves) == 4
     _, again = made.submit(letters(1, 40), 20, namespace="1")
     made.run()
     assert again.end.cached_tokens == 39
@@ -579,7 +579,7 @@ def costly_leaf() -> tuple[Bench, Leaf]:
     made.submit(letters(1, 200), 4, namespace=MINE)
     made.submit(letters(2, 40), 30, namespace="2")
     made.run()
-    (mine,) = (leaf for leaf in made.engine.prefix.leaves if leaf.namespace == MINE)
+    (mine,) = (leaf for leaf in made.engine.cells.prefix.leaves if leaf.namespace == MINE)
     return made, mine
 
 
@@ -588,7 +588,7 @@ def test_an_unsaved_leaf_is_saved_before_those_compute_who_would_pay_more_for_it
     made, mine = costly_leaf()
     made.submit(letters(3, 100), 300, namespace="3")
     made.ticks(1)
-    assert mine not in tuple(made.engine.prefix.leaves)
+    assert mine not in tuple(made.engine.cells.prefix.leaves)
     made.run()
     assert ask(made, letters(1, 200)).end.cached_tokens == 199
 
@@ -601,7 +601,7 @@ def test_an_unsaved_leaf_goes_when_it_cannot_be_saved_and_costs_more_than_it_is_
     made.submit(letters(3, 100), 300, namespace="3")
     made.ticks(1)
     assert mine.unsaved
-    assert mine not in tuple(made.engine.prefix.leaves)
+    assert mine not in tuple(made.engine.cells.prefix.leaves)
 
 
 def test_only_quick_pages_are_saved_at_once() -> None:
@@ -610,7 +610,7 @@ def test_only_quick_pages_are_saved_at_once() -> None:
     made.submit(letters(1, 128), 40, namespace=MINE)
     made.submit(letters(2, 128), 40, namespace="2")
     made.run()
-    prefix = made.engine.prefix
+    prefix = made.engine.cells.prefix
     # What was computed in one piece is quick, and what was generated in turn is scattered.
     prefix.saving.save_takes = measured(1e-6, 1e-3)
     while prefix.saving.one(1e-3):
@@ -627,7 +627,7 @@ def test_a_reader_above_cells_that_went_is_moved_down(used_cell_s: float, moves:
     made.submit(letters(1, 600), 4, namespace=MINE)
     _, reader = made.submit(letters(2, 90), 400, namespace="2")
     made.ticks(40)
-    backend, prefix = made.backend, made.engine.prefix
+    backend, prefix = made.backend, made.engine.cells.prefix
     prefix.room.drop_all()
     assert backend.kv_high_water() > backend.kv_used() + 500
     made.ticks(200)
@@ -663,10 +663,10 @@ def test_moving_stops_when_it_turns_out_to_take_more_than_the_gap_costs(
     made.run()
     _, reader = made.submit(letters(2, 640), 40, namespace="2", lane=lane)
     made.ticks(4)
-    made.engine.prefix.room.drop_all()
+    made.engine.cells.prefix.room.drop_all()
     made.ticks(3)
     assert not reader.tokens, "nobody reads yet"
-    moved = made.engine.prefix.room.compaction.moved
+    moved = made.engine.cells.prefix.room.compaction.moved
     assert moved <= most
     assert bool(moved) is (most > 0)
     made.run()
@@ -695,8 +695,8 @@ def test_what_is_too_dear_to_move_is_not_looked_for_in_each_tick() -> None:
     for client in (2, 3):
         made.submit(letters(client, 40), 400, namespace=str(client))
     made.ticks(160)
-    made.engine.prefix.saving.save_takes.learn(scattered=False, token_s=2e-6)
-    made.engine.prefix.room.drop_all()
+    made.engine.cells.prefix.saving.save_takes.learn(scattered=False, token_s=2e-6)
+    made.engine.cells.prefix.room.drop_all()
     made.ticks(100)
     assert backend.kv_high_water() - backend.kv_used() >= 256
     assert 0 < backend.looks < 6
@@ -709,9 +709,9 @@ def test_a_move_that_fails_changes_nothing() -> None:
     _, reader = made.submit(letters(2, 90), 200, namespace="2")
     made.ticks(40)
     made.backend.kv_fails = lambda verb: verb == "move"
-    made.engine.prefix.room.drop_all()
+    made.engine.cells.prefix.room.drop_all()
     made.run()
-    assert made.engine.prefix.room.compaction.failures > 0
+    assert made.engine.cells.prefix.room.compaction.failures > 0
     assert reader.tokens == made.backend.continuation(letters(2, 90), 200)
 
 
@@ -722,7 +722,7 @@ def test_the_time_of_a_move_that_fails_is_no_price_of_moving() -> None:
     ask(made, letters(1, 600))
     made.submit(letters(2, 640), 40, namespace="2")
     made.ticks(4)
-    made.engine.prefix.room.drop_all()
+    made.engine.cells.prefix.room.drop_all()
     moves = Compaction(backend, clock=lambda: 0.0, saves=measured(1.0, 1.0))
     used, gap = backend.kv_used(), moves.gap
     costs_little, costs_enough = 1.9 * used / gap, 2.1 * used / gap  # beside twice a second a cell
@@ -746,7 +746,7 @@ def test_a_leaf_that_is_used_again_owes_nothing_for_what_came_before() -> None:
     made.run()
     made.submit(letters(2, 40), 30, namespace="2")
     made.ticks(3)
-    prefix = made.engine.prefix
+    prefix = made.engine.cells.prefix
     (mine,) = (leaf for leaf in prefix.leaves if leaf.namespace == MINE)
     assert mine.coming_s > 0
     prefix.leaves.use(mine, made.clock())
@@ -763,7 +763,7 @@ def test_a_session_is_kept_when_others_are_evicted() -> None:
         ask(made, letters(n, 200), client=n)
         save_all(made)
     forget_cells(made)
-    assert made.engine.prefix.store.evicted > 0
+    assert made.engine.cells.prefix.store.evicted > 0
     assert ask(made, prompt).end.cached_tokens == 149
 
 
@@ -780,7 +780,7 @@ def test_what_called_a_tool_is_kept_for_longer(session: str | None, saved_before
     made.inbox.put(Keep(handle))
     made.run()
     save_all(made)
-    pages = list(made.engine.prefix.store.trie.pages(MINE))
+    pages = list(made.engine.cells.prefix.store.trie.pages(MINE))
     assert pages
     assert all(page.pinned_until > made.clock() + 500 for page in pages)
 
@@ -795,7 +795,7 @@ def test_an_older_turn_of_a_session_is_not_kept_in_place_of_a_later_one(late: st
         save_all(made)
     made.submit(letters(2, 150), 4, namespace=MINE, session="s")
     made.run()
-    prefix = made.engine.prefix
+    prefix = made.engine.cells.prefix
     first, second = prefix.leaves
     prefix.saving.first(second)
     save_all(made)
@@ -813,13 +813,13 @@ def test_keeping_what_left_nothing_does_nothing() -> None:
     made = bench()
     made.inbox.put(Keep(77))
     made.run()
-    assert len(made.engine.prefix.leaves) == 0
+    assert len(made.engine.cells.prefix.leaves) == 0
 
 
 def test_use_is_counted_by_namespace() -> None:
     """What came, what was there, and what twice the budget would have had; cleared, nothing is left."""
     made = bench(budget=120_000)
-    prefix, prompt = made.engine.prefix, letters(1, 320)
+    prefix, prompt = made.engine.cells.prefix, letters(1, 320)
     ask(made, prompt)
     save_all(made)
     for n in range(2, 14):
@@ -844,7 +844,7 @@ def test_clear_leaves_nothing() -> None:
     ask(made, letters(1, 150))
     ask(made, letters(1, 150), namespace="1001")
     save_all(made)
-    prefix = made.engine.prefix
+    prefix = made.engine.cells.prefix
     assert prefix.clear(lambda name: name == MINE) > 0
     assert ask(made, letters(1, 150), namespace="1001").end.cached_tokens > 0
     prefix.clear(lambda _name: True)
@@ -865,7 +865,7 @@ def test_a_verb_that_fails_is_a_miss(verb: str) -> None:
     save_all(made)
     if verb != "save":
         assert sink.end.cached_tokens == 0
-    prefix = made.engine.prefix
+    prefix = made.engine.cells.prefix
     assert prefix.failures[verb] + (prefix.saving.failures if verb == "save" else 0) > 0
 
 
@@ -893,7 +893,7 @@ def test_what_ended_with_an_error_is_not_kept() -> None:
     _, sink = made.submit(letters(1, 100), 4, namespace=MINE)
     made.run()
     assert sink.end.reason == "error"
-    assert len(made.engine.prefix.leaves) == 0
+    assert len(made.engine.cells.prefix.leaves) == 0
     assert ask(made, letters(1, 100)).end.cached_tokens == 0
 
 
@@ -958,14 +958,14 @@ class Answers(RuleBasedStateMachine):
     @rule()
     def idle(self) -> None:
         """Save a page."""
-        self.made.engine.prefix.saving.one()
+        self.made.engine.cells.prefix.saving.one()
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         """Take a leaf out of the cache."""
-        leaves = list(self.made.engine.prefix.leaves)
+        leaves = list(self.made.engine.cells.prefix.leaves)
         if leaves:
-            self.made.engine.prefix.room.drop(data.draw(st.sampled_from(leaves)))
+            self.made.engine.cells.prefix.room.drop(data.draw(st.sampled_from(leaves)))
 
     @rule(most=st.integers(1, 100))
     def compact(self, most: int) -> None:
@@ -984,12 +984,12 @@ class Answers(RuleBasedStateMachine):
     @rule(budget=st.sampled_from([1000, 40_000, 120_000]))
     def budget(self, budget: int) -> None:
         """Change the budget; what is over it goes with the next page."""
-        self.made.engine.prefix.store.budget = budget
+        self.made.engine.cells.prefix.store.budget = budget
 
     @rule()
     def clear(self) -> None:
         """Drop one user's prefixes."""
-        self.made.engine.prefix.clear(lambda name: name.startswith("1"))
+        self.made.engine.cells.prefix.clear(lambda name: name.startswith("1"))
 
     @invariant()
     def answers_are_right(self) -> None:
@@ -1001,7 +1001,7 @@ class Answers(RuleBasedStateMachine):
     @invariant()
     def cells_are_counted(self) -> None:
         """Running requests and leaves hold all cells there are, and nobody else does."""
-        made, prefix = self.made, self.made.engine.prefix
+        made, prefix = self.made, self.made.engine.cells.prefix
         running = made.engine.registry.running
         seqs = [s.slot for s in running.values()] + [leaf.seq for leaf in prefix.leaves]
         held = sum(made.backend.kv_length(seq) for seq in seqs)
@@ -1026,9 +1026,9 @@ class Answers(RuleBasedStateMachine):
             assert len(sink.ends) == 1
             if handle not in self.cancelled and sink.end.reason != "error":
                 assert sink.tokens == self.made.backend.continuation(prompt, n)
-        self.made.engine.prefix.clear(lambda _name: True)
+        self.made.engine.cells.prefix.clear(lambda _name: True)
         assert self.made.backend.kv_used() == 0
-        assert self.made.engine.prefix.store.n_bytes == 0
+        assert self.made.engine.cells.prefix.store.n_bytes == 0
 
 
 class WindowedAnswers(Answers):
@@ -1053,7 +1053,7 @@ def test_leaves_are_saved_while_a_gpu_goes_from_one_prepared_tick_to_the_next() 
     _, other = made.submit(letters(1, 300), 4, namespace=MINE)
     while not other.ends:
         made.ticks(1)
-    (leaf,) = made.engine.prefix.leaves
+    (leaf,) = made.engine.cells.prefix.leaves
     made.engine.tick()  # behind which the next one is prepared
     made.engine._planner.plan = None  # type: ignore[method-assign, assignment]
     assert leaf.unsaved
@@ -1070,7 +1070,7 @@ def test_a_leaf_leaves_between_two_decodes_of_a_gpu() -> None:
     while not other.ends:
         made.engine.tick()
     save_all(made)
-    prefix = made.engine.prefix
+    prefix = made.engine.cells.prefix
     (leaf,) = prefix.leaves
     prefix.room.saving.restored(leaf.page, 0.001)  # so that it is worth a few ticks
     for _ in range(2500):

@@ -70,9 +70,9 @@ def test_restores_and_saves_are_charged_to_whom_they_serve(kind: type[FakeBacken
     made.submit(letters(1, 640), 4, namespace=MINE, client=7)
     made.run()
     save_all(made)
-    spent = made.engine.prefix.ledger.take()
+    spent = made.engine.cells.prefix.ledger.take()
     assert spent[7,] > 0
-    made.engine.prefix.ledger.spend((7,), spent[7,])
+    made.engine.cells.prefix.ledger.spend((7,), spent[7,])
     forget_cells(made)
     made.submit(letters(2, 40), 90, namespace="2", client=8, lane="background")
     made.submit(letters(3, 40), 90, namespace="3", client=7, lane="background")
@@ -94,10 +94,10 @@ def test_moving_cells_is_charged_to_those_whose_tokens_span_fewer(kind: type[Fak
     for client in (7, 8):
         made.submit(letters(client, 60), 300, namespace=str(client), client=client)
     made.ticks(40)
-    made.engine.prefix.room.drop_all()
+    made.engine.cells.prefix.room.drop_all()
     saved = Counter(engine.spent)
     made.ticks(150)
-    assert engine.prefix.room.compaction.moved > 0
+    assert engine.cells.prefix.room.compaction.moved > 0
     moved = engine.spent - saved
     assert moved[7] == pytest.approx(moved[8])
     assert moved[7] > 0
@@ -114,7 +114,7 @@ def test_where_ticks_are_prepared_each_charge_reaches_the_memory_once() -> None:
     made.ticks(20)
     before = engine.memory.used_s[7] - engine.memory.used_s[8]
     for _ in range(10):
-        engine.prefix.ledger.spend((7,), 3.0)
+        engine.cells.prefix.ledger.spend((7,), 3.0)
         made.engine.tick()
     made.ticks(4)
     after = engine.memory.used_s[7] - engine.memory.used_s[8]

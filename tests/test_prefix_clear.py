@@ -38,7 +38,7 @@ def test_clear_leaves_no_cell_id_or_byte(shape: Shape, tmp_path: Path) -> None:
         path, n_ctx=1024, n_slots=4, n_batch=64, threads=1, flash_attention="off"
     )
     made = Bench(backend, settings=EngineSettings(prefix_bytes=BUDGET))  # type: ignore[arg-type]
-    prefix, registry = made.engine.prefix, made.engine.registry
+    prefix, registry = made.engine.cells.prefix, made.engine.registry
     for n in range(24):
         name = ("1", "1/salt x", "2")[n % 3]
         for end in (1, 2):

@@ -26,7 +26,7 @@ def leaves_after(made: Bench, params: dict[str, object]) -> int:
     """Return how many leaves hold cells while a new request with `params` computes."""
     made.submit(letters(5, 50), 8, namespace=MINE, **params)  # type: ignore[arg-type]
     made.ticks(2)
-    return len(made.engine.prefix.leaves)
+    return len(made.engine.cells.prefix.leaves)
 
 
 @pytest.mark.parametrize(("params", "left"), [(NAMED, 0), (GREEDY, 0), (DRAWN, 1)])
@@ -75,7 +75,7 @@ def test_a_hit_leaves_two_tokens_where_one_row_is_summed_otherwise(
     ask(made, prompt)
     made.submit(prompt, 4, namespace=MINE, **DRAWN)  # type: ignore[arg-type]
     made.run()
-    assert made.engine.prefix.tokens_saved == len(prompt) - computed
+    assert made.engine.cells.prefix.tokens_saved == len(prompt) - computed
 
 
 @pytest.mark.parametrize(("whole_cache", "rows"), [(True, 2), (False, 1)])

@@ -33,7 +33,7 @@ def conversation(path: Path, budget: int) -> list[list[int]]:
         path, n_ctx=1024, n_slots=3, n_batch=64, threads=1, flash_attention="off"
     )
     made = Bench(backend, settings=EngineSettings(prefix_bytes=budget))  # type: ignore[arg-type]
-    prefix, answers = made.engine.prefix, []
+    prefix, answers = made.engine.cells.prefix, []
     past = letters(1, 150)
     for turn in range(3):
         for asked in (past, past, [*past[:97], *letters(9, 40)]):

@@ -39,7 +39,7 @@ def bench(backend: FakeBackend | None = None) -> Bench:
 
 def charge(made: Bench, n_tokens: int) -> float:
     """Let leaves pay for a tick of so many tokens; return what all of them paid."""
-    room = made.engine.prefix.room
+    room = made.engine.cells.prefix.room
     before = room.rent_s
     room.charge(n_tokens, made.engine.memory.cost)
     return room.rent_s - before
@@ -56,7 +56,7 @@ def answered_alike(made: Bench, own: tuple[int, ...]) -> list[Leaf]:
     """Answer prompts that share 300 tokens, one after another; return the leaves they left."""
     for n in own:
         ask(made, [*letters(9, 300), *letters(n, 40)], namespace=MINE)
-    return list(made.engine.prefix.leaves)
+    return list(made.engine.cells.prefix.leaves)
 
 
 @settings(deadline=None)
@@ -74,7 +74,7 @@ def test_what_is_shared_is_paid_by_the_last_who_keeps_it() -> None:
     """When the other one has gone, its whole length counts."""
     made = bench()
     one, two = answered_alike(made, (1, 2))
-    made.engine.prefix.room.drop(one)
+    made.engine.cells.prefix.room.drop(one)
     assert charge(made, 1) == CELL_S * len(two.tokens)
 
 
@@ -85,10 +85,10 @@ def test_a_leaf_pays_nothing_for_cells_of_a_request() -> None:
     ask(made, prompt)
     made.submit([*prompt, 33, 34], 60, namespace=MINE)
     made.ticks(20)
-    (leaf,) = made.engine.prefix.leaves
+    (leaf,) = made.engine.cells.prefix.leaves
     leaf.paid_s = 0.0
     assert charge(made, 1) == CELL_S * 3, "the last three tokens of an answer are its own"
-    made.engine.prefix.room.drop(leaf)
+    made.engine.cells.prefix.room.drop(leaf)
     made.run()
 
 
@@ -99,10 +99,10 @@ def test_room_is_not_made_by_dropping_what_a_request_holds() -> None:
     ask(made, prompt, 1)
     made.submit([*prompt, 33], 250, namespace=MINE)
     made.ticks(2)
-    room, backend = made.engine.prefix.room, made.backend
+    room, backend = made.engine.cells.prefix.room, made.backend
     assert not room.make(512 - backend.kv_used() + 1)
     assert not room.drop_all()
-    assert len(made.engine.prefix.leaves) == 1
+    assert len(made.engine.cells.prefix.leaves) == 1
     made.run()
 
 
@@ -112,7 +112,7 @@ def test_cells_move_down_for_what_answers_will_still_get() -> None:
     ask(made, letters(1, 300))
     made.submit(letters(2, 100), 200, namespace=MINE)
     made.ticks(4)
-    room = made.engine.prefix.room
+    room = made.engine.cells.prefix.room
     (leaf,) = room.leaves
     room.drop(leaf)
     assert room.compaction.gap >= 256
@@ -129,8 +129,8 @@ def test_leaves_that_share_leave_as_one_alone_would() -> None:
     save_all(alone)
     save_all(alike)
     for made in (alone, alike):
-        takes_s = made.engine.prefix.saving.save_s + made.engine.prefix.saving.token_s
-        leaves = owing_nothing(made.engine.prefix.leaves)
+        takes_s = made.engine.cells.prefix.saving.save_s + made.engine.cells.prefix.saving.token_s
+        leaves = owing_nothing(made.engine.cells.prefix.leaves)
         charge(made, int(takes_s / CELL_S) - 1)
         assert not any(leaf.leaving for leaf in leaves)
         charge(made, 2)
@@ -143,11 +143,11 @@ def test_what_cannot_be_saved_goes_for_its_part_of_what_it_is_worth() -> None:
     made.backend.kv_fails = lambda verb: verb == "save"
     answered_alike(made, (1, 2))
     save_all(made)
-    leaves = owing_nothing(made.engine.prefix.leaves)
+    leaves = owing_nothing(made.engine.cells.prefix.leaves)
     leaf = next(iter(leaves))
     assert leaf.given_up
-    reused = made.engine.prefix.reuse.of(leaf.owner)
-    charge(made, int(reused * made.engine.prefix.saving.again_s(leaf) / CELL_S / 343) - 1)
+    reused = made.engine.cells.prefix.reuse.of(leaf.owner)
+    charge(made, int(reused * made.engine.cells.prefix.saving.again_s(leaf) / CELL_S / 343) - 1)
     assert not any(leaf.leaving for leaf in leaves)
     charge(made, 2)
     assert all(leaf.leaving for leaf in leaves)
@@ -159,7 +159,7 @@ def test_pages_that_leaves_share_are_saved_once() -> None:
     made = bench(backend)
     answered_alike(made, (1, 2, 3))
     save_all(made)
-    assert not any(leaf.unsaved for leaf in made.engine.prefix.leaves)
+    assert not any(leaf.unsaved for leaf in made.engine.cells.prefix.leaves)
     assert backend.saved == 343 + 2 * (343 - 256), "four full pages are the same"
 
 
@@ -168,9 +168,9 @@ def test_a_leaf_that_is_found_saved_is_its_sessions_latest_turn() -> None:
     made = bench()
     prompt = letters(1, 128)
     ask(made, prompt, 1, session="s")
-    (leaf,) = made.engine.prefix.leaves
-    saving, store = made.engine.prefix.saving, made.engine.prefix.store
-    made.engine.prefix.saving.one()
+    (leaf,) = made.engine.cells.prefix.leaves
+    saving, store = made.engine.cells.prefix.saving, made.engine.cells.prefix.store
+    made.engine.cells.prefix.saving.one()
     store.clear([MINE])  # its first page is evicted
     page = None
     for at in (0, 64):
@@ -203,7 +203,7 @@ def test_what_a_client_leaves_that_never_comes_back_to_anything_goes_sooner() ->
         for prompt in prompts:
             ask(made, prompt, client=7)
         save_all(made)
-        *_, leaf = owing_nothing(made.engine.prefix.leaves)
+        *_, leaf = owing_nothing(made.engine.cells.prefix.leaves)
         leaf.leaving = False
         return ticks_until_it_goes(made, leaf)
 
@@ -231,8 +231,8 @@ def test_what_takes_longer_to_restore_than_to_compute_is_computed() -> None:
     prompt = letters(1, 200)
     ask(made, prompt)
     save_all(made)
-    made.engine.prefix.room.drop_all()
-    saving = made.engine.prefix.saving
+    made.engine.cells.prefix.room.drop_all()
+    saving = made.engine.cells.prefix.saving
     for takes in (saving.save_takes, saving.restore_takes):
         for _ in range(60):
             takes.learn(scattered=False, token_s=1.0)

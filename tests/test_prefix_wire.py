@@ -73,12 +73,12 @@ async def test_a_session_is_pinned_by_its_name(autojump_clock: MockClock) -> Non
         client, engine = daemon.connect(), daemon.bench.engine
         await client.send(Generate(id="a", prompt=LONG, max_tokens=3, session="s"))
         await client.until(Eos)
-        while engine.prefix.saving.one():
+        while engine.cells.prefix.saving.one():
             pass
         await client.send(Prefix(action="pin", session="s", seconds=60))
         (info,) = (await client.until(Prefixes)).prefixes
         assert info.sessions == ("s",)
-        store = engine.prefix.store
+        store = engine.cells.prefix.store
         (name,) = store.trie.namespaces
         assert all(page.pinned_until > 59 for page in store.trie.pages(name))
         await client.send(Prefix(action="pin"))

@@ -104,7 +104,7 @@ def test_who_waits_for_anothers_prompt_begins_with_what_it_shares() -> None:
     bench.ticks(1)
     assert not sink.items
     bench.run()
-    assert bench.engine.prefix.hits["fork"] == 1
+    assert bench.engine.cells.prefix.hits["fork"] == 1
     assert computed(sink) == [sink.end.cached_tokens, len(long) + 3]
     assert sink.end.cached_tokens >= len(long) - 1
 

@@ -80,7 +80,6 @@ class Engine:
         self._recorder = recorder = recorder or Recorder()
         ledger = Ledger()
         self.cells = _cells(backend, settings, clock, recorder, ledger, store)
-        self.prefix = self.cells.prefix
         contract = settings.contract
         self._publisher = Publisher(
             *(outlet, metrics, contract.startup_s, self._stream_failed, self._ended)
