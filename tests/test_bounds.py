@@ -28,7 +28,7 @@ def test_measured_machines_are_plausible(name: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (evolve(GOOD, computing=Staircase((), ())), "no size"),
+        (evolve(GOOD, computing=Staircase((), ())), "no batch size"),
         (evolve(GOOD, computing=Staircase((0, 1), (0.008, 0.008))), "less than one token"),
         (evolve(GOOD, computing=GOOD.computing.with_size(4, math.nan)), "not finite"),
         (evolve(GOOD, context_cell_s=math.inf), "not finite"),

@@ -525,6 +525,19 @@ async def test_the_socket_loads_and_unloads(
         assert (error.code, "did you mean code?" in error.message) == ("E_MODEL_002", True)
 
 
+@pytest.mark.parametrize("verb", [LoadModel, UnloadModel])
+async def test_a_wrong_name_loads_and_unloads_nothing(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, verb: Any
+) -> None:
+    """Though a request with that name is answered by the only model that writes."""
+    async with loading_house(monkeypatch) as daemon:
+        daemon.code.gives = "embed"
+        client = daemon.house.inner.connect()
+        await client.send(verb("typo"))
+        assert (await client.until(Error)).code == "E_MODEL_002"
+        assert daemon.keeper.entries[0].state == "loaded"
+
+
 async def test_who_asked_to_load_and_leaves_ends_it(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

@@ -28,6 +28,7 @@ class Running:
     handle = 1
     origin = None
     choice = 0
+    streams = True
 
 
 async def test_it_counts_while_requests_run(autojump_clock: MockClock) -> None:

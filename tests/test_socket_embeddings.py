@@ -185,6 +185,7 @@ async def test_it_is_listed_explained_and_ended_by_its_handle(autojump_clock: Mo
         assert (session.id, session.model, session.lane) == ("a", "embedder", "background")
         assert (session.state, session.prompt_tokens) == ("prefill", 20_000)
         assert 0 < session.computed_tokens < 20_000
+        assert not daemon.service.directory.has_streams  # which a busy thread would hold up
         await other.send(Cancel(request=session.request))
         await other.until(Ok)
         eos = await client.until(Eos)

@@ -587,6 +587,25 @@ def test_what_passes_in_pauses_is_no_part_of_a_ticks_time() -> None:
         assert cost.scale == pytest.approx(1.0, rel=0.05)
 
 
+def test_who_comes_to_a_resting_model_is_computed_within_the_tick_of_another() -> None:
+    """As of readers: a long tick pauses although nobody else had work when it began."""
+    streams = Streams(2, slower=10.0, parts=PARTS)
+    come: list[tuple[float, Timed]] = []
+
+    def comes() -> float:
+        if not come and streams.clock.now > 0.1:
+            come.append((streams.clock.now, streams.ask(0, 8, 4)))
+        return 1.0
+
+    streams.machines[1].noise = comes
+    streams.ask(1, 1500, 4, "background")
+    streams.run()
+    ((asked_at, newcomer),) = come
+    part_s = max(streams.machines[1].took) / PARTS
+    assert part_s > 0.100
+    assert newcomer.times[0] - asked_at < 2.1 * part_s
+
+
 def test_an_answer_in_pauses_is_the_same() -> None:
     """Whoever is computed meanwhile."""
     alone = Streams(1, slower=10.0, parts=PARTS)

@@ -237,6 +237,7 @@ class _Daemon:
         for entry, each in zip(started, loaded, strict=True):
             entry.deployment = self._deploy(entry, each)
             entry.state = "loaded"
+            entry.used_at = entry.loaded_at = trio.current_time()
         self._keep(entries)
         self._server = Server(_shared(config, self._service), token=token)
         self._port, self._agent_port = fronts.port, fronts.agent

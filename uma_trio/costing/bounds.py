@@ -36,7 +36,7 @@ def _problems(cost: CostModel, weight_bytes: float) -> Iterator[str]:
         yield "a figure is not finite"
     sizes = cost.computing.table()
     if not sizes or not cost.output.at or min(*sizes, *cost.output.at) < 1:
-        yield "it has no size, or a size of less than one token"
+        yield "it has no batch size, or one of less than one token"
     least_s = max(LEAST_S, weight_bytes / MOST_BYTES_S)
     longest_s = 0.0
     for n, seconds in sizes.items():

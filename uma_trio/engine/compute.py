@@ -145,7 +145,9 @@ class ComputeTask:
         member.engine.limit(math.inf, leads=False)
         member.engine.registry.beside = None
         member.last_at, member.rests_until = now, -math.inf
-        return self._tick(member)
+        if len(self._members) == 1:
+            return self._tick(member)
+        return self._pausing(member, self._claim(member, now))  # others may come meanwhile
 
     def _chosen(self, paused: TickClaim | None) -> bool:
         """Compute the tick that comes next; False if there is none, or if the `paused` one comes before it."""

@@ -339,7 +339,7 @@ def effort_of(field: str, value: Any) -> Effort | None:
     """Return how much the model should think; None if nobody says.
 
     Raises:
-        FieldFault: it is no word for that.
+        Fault: it is no word for that.
     """
     if value is not None and value not in EFFORTS:
         raise invalid(field, f"must be one of {', '.join(EFFORTS)}")
@@ -390,7 +390,7 @@ def awaits_of(body: Body, head: Head) -> Awaits | None:
     """Return what is waited for, by the header ``X-UMA-Awaits`` or by `awaits`; None if it is not said.
 
     Raises:
-        FieldFault: there is no such word.
+        Fault: there is no such word.
     """
     value = head.headers.get("x-uma-awaits")
     if value is not None and value not in AWAITED:
@@ -408,7 +408,7 @@ def session_of(head: Head) -> str | None:
     """Return the conversation that the request is a turn of, from ``X-Session-Id``; None if it is not said.
 
     Raises:
-        FieldFault: it is no name for one.
+        Fault: it is no name for one.
     """
     named = head.headers.get("x-session-id")
     if named is not None and not (0 < len(named) <= MAX_LABEL_BYTES and named.isprintable()):

@@ -58,7 +58,7 @@ async def by_token(body: Body, shared: Shared) -> Body:
     What several entries say of one token is added up, as llama-server does, and trimmed to ±100.
 
     Raises:
-        FieldFault: the texts have too many tokens.
+        Fault: the texts have too many tokens.
     """
     given = body.get(FIELD)
     if given is None:

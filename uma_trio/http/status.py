@@ -45,16 +45,17 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
     service, clock = shared.service, shared.service.clock
     as_json = _wants_json(exchange.head)
     model = exchange.head.query.get("model")
+    served = None if model is None else service.find(model)
     spent = 0.0
 
     def written() -> bytes:
         nonlocal spent
         began = clock()
-        figures = service.metrics(model)
+        figures = service.metrics() if served is None else served.telemetry.snapshot()
         if as_json:
             text = msgspec.json.encode(figures)
         else:
-            each = service.metrics_of_each() if model is None else {}
+            each = service.metrics_of_each() if served is None else {}
             text = (prometheus(figures, each) + llama_metrics(figures)).encode()
         spent = clock() - began
         return text

@@ -37,7 +37,7 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _rates(cost: CostModel, tick: MeasuredTick) -> tuple[float | None, float | None]:
-    """Return how much a tick corrects the scale factor and its size; with nobody to protect both at once."""
+    """Return how much a tick corrects the scale factor and the staircase where it is; with nobody to protect both at once."""
     tuning = cost.tuning
     if tick.solo_s <= 0:
         return None, None

@@ -82,7 +82,7 @@ class Tuning:
     scale_rate: float = _at(
         0.1, "the scale factor follows within ten ticks, as when another program takes a core"
     )
-    step_rate: float = _at(0.05, "a size of the staircase follows within twenty ticks of its own")
+    step_rate: float = _at(0.05, "a measured batch size follows within twenty ticks of its own")
     alone_scale_rate: float = _at(0.2, "`scale_rate` of an isolated tick beside readers")
     alone_step_rate: float = _at(0.05, "`step_rate` of it")
     mixed_scale_rate: float = _at(

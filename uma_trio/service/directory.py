@@ -62,6 +62,10 @@ class RunningRequest(Protocol):
     def awaited(self) -> Awaited | None:
         """The model that it waits for; None once that is loaded."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether tokens of it come one by one, which a busy thread would hold up."""
+
     def end(self, code: str | None = None, message: str | None = None) -> None:
         """End it: as cancelled, or with an error code."""
 
@@ -90,6 +94,7 @@ class Directory:
 
     def __init__(self) -> None:
         self._running: dict[int, RunningRequest] = {}
+        self._streams = 0
         self._past: dict[int, Named] = {}
         self._empty: trio.Event | None = None
         self._first: trio.Event | None = None
@@ -103,6 +108,7 @@ class Directory:
     def add(self, request: RunningRequest) -> None:
         """Add a request."""
         self._running[request.handle] = request
+        self._streams += request.streams
         if self._first is not None:
             self._first.set()
             self._first = None
@@ -111,6 +117,7 @@ class Directory:
         """Remove a request whose reader has finished. Idempotent; whether it was there."""
         if self._running.pop(request.handle, None) is None:
             return False
+        self._streams -= request.streams
         self._past[request.handle] = _named(request)
         if len(self._past) > _REMEMBERED:
             del self._past[next(iter(self._past))]
@@ -118,6 +125,11 @@ class Directory:
             self._empty.set()
             self._empty = None
         return True
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether tokens of any request come one by one."""
+        return self._streams > 0
 
     def get(self, handle: int) -> RunningRequest | None:
         """Return the request with this handle."""

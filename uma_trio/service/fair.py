@@ -22,7 +22,7 @@ class UserProgram(NamedTuple):
 
 
 def program_of(principal: Principal, app: str | None) -> UserProgram:
-    """Return the client of a request. What a program calls itself divides its user's places only.
+    """Return the user and the program of a request. What a program calls itself divides its user's places only.
 
     Clients that close at once, so that the kernel does not tell their user, are one user together.
     """

@@ -62,6 +62,8 @@ class Generation:
     own credit, so no answer can use up the credit of another.
     """
 
+    streams = True
+
     def __init__(
         self,
         service: AnswerHost,

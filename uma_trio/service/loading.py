@@ -24,6 +24,7 @@ class WaitsForModel:
 
     model: str | None = None
     choice = 0
+    streams = False
 
     def __init__(
         self, handle: int, origin: Origin, lane: Lane, awaited: Awaited | None, arrived: float

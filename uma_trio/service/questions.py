@@ -1,7 +1,7 @@
 """Turns at questions to the daemon, so that asking them takes a bounded part of trio's thread.
 
 Metrics, lists of requests and explanations are made on trio's thread, which also sends the tokens of
-every stream. A client may ask as fast as it likes. While requests run, the time between two
+every stream. A client may ask as fast as it likes. While answers are generated, the time between two
 questions is at least :data:`PAUSE` times what the earlier one took: all questions together get
 about one part in 1 + PAUSE of the thread. Principals take turns, so that a flood of one delays
 another principal's question by at most one pause for each principal.

@@ -82,9 +82,9 @@ class Service:
         self.shares = Shares()
         directory = self.directory
         #: Whoever asks for figures, lists or explanations waits here for a turn.
-        self.questions = Questions(clock, lambda: len(directory) > 0)
+        self.questions = Questions(clock, lambda: directory.has_streams)
         #: What the bytes of clients cost trio's thread is counted here.
-        self.thread_share = ThreadShare(clock, lambda: len(directory) > 0)
+        self.thread_share = ThreadShare(clock, lambda: directory.has_streams)
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
         self.draining = False
@@ -111,7 +111,7 @@ class Service:
 
     def remove(self, served: ServedModel) -> None:
         """Serve a model no more. The last one is shown, and refuses what needs it, until there is another."""
-        if len(self._models) > 1:
+        if len(self._models) > 1 and served in self._models:
             self._models.remove(served)
 
     async def keep_records(self, served: ServedModel) -> None:
@@ -264,9 +264,10 @@ class Service:
         Raises:
             Refusal: there is none of this name, or it cannot be loaded.
         """
-        shelf, entry = self.shelf, self.entry(name)
-        if shelf is None or entry is None:
+        shelf = self.shelf
+        if shelf is None:
             return self.find(name).bounds.model
+        entry = self._required(self.entry(name, exact=True), name, None)
         return (await shelf.ready(entry, by_name=True)).bounds.model
 
     def keep(self, name: str | None, seconds: float) -> None:
@@ -281,18 +282,19 @@ class Service:
         Raises:
             Refusal: there is none of this name, or it is in use, or no other model is configured.
         """
-        shelf, entry = self.shelf, self.entry(name)
-        if shelf is None or entry is None:
+        shelf = self.shelf
+        if shelf is None:
             self.find(name)  # with the nearest name
             raise Refusal(Code.E_MODEL_003, _ONLY)
+        entry = self._required(self.entry(name, exact=True), name, None)
         if entry.state in ("loading", "loaded", "draining") and not await shelf.unload(entry):
             raise Refusal(Code.E_MODEL_003, _IN_USE)
         return entry.names[0]
 
-    def model_of(self, handle: int) -> ServedModel:
-        """Return the model that has a request, or had it recently; else the default one."""
+    def model_of(self, handle: int) -> ServedModel | None:
+        """Return the model that has a request, or had it recently; None if that is not known, or is not loaded."""
         name = self.directory.name_of(handle).model
-        return next((one for one in self._models if one.bounds.model == name), self.default)
+        return next((one for one in self._models if one.bounds.model == name), None)
 
     # --- requests ---
 

@@ -1,7 +1,7 @@
 """What the bytes of clients may cost trio's thread: a share for each user, and turns for those who exceed it.
 
 Reading a head or a chunk takes microseconds, but a client can send thousands in one write. Its connection
-gives way to other tasks after each head, and after each millisecond of chunks. While requests run, a user may
+gives way to other tasks after each head, and after each millisecond of chunks. While answers are generated, a user may
 spend :data:`SHARE` of the thread; what users send beyond that waits in one queue, program by
 program, and gets one part in 1 + :data:`PAUSE` of the thread for all of them together. What is within the share is
 spread over passes of the scheduler, :data:`AT_ONCE` pieces in each.

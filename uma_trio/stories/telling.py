@@ -113,11 +113,11 @@ def _text(service: Service, viewer: Principal, record: RequestRecord, token: int
     namespace = record.namespace
     if token < 0 or namespace is None or not viewer.owns(namespace):
         return None
+    model = service.model_of(record.handle)
+    if model is None:
+        return None  # its vocabulary is gone with it
     # A control token has no text.
-    return (
-        service.model_of(record.handle).detokenize([token]).decode("utf-8", "replace")
-        or f"<token {token}>"
-    )
+    return model.detokenize([token]).decode("utf-8", "replace") or f"<token {token}>"
 
 
 def ticks_for(request: Explain) -> int:
