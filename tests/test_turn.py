@@ -21,7 +21,14 @@ from uma_trio.engine.encoder_engine import LOOK_S, LOOKS, EncoderEngine
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.messages import Encode, Explain, Inspect, SamplingParams, Submit
+from uma_trio.engine.messages import (
+    Encode,
+    Explain,
+    Inspect,
+    SamplingParams,
+    Submit,
+    TokenOut,
+)
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.records import Recorded, Wait
@@ -412,6 +419,29 @@ def test_beside_one_reader_texts_have_half_of_the_machine(length: int, slower: f
     shown_s = reader.times[-1] - reader.times[20]
     assert shown_s <= 80 * STEP_S
     assert encoder.queue.figures.seconds >= 0.5 * reader.times[-1]
+
+
+def test_texts_leave_the_machine_to_who_waits_for_a_first_token() -> None:
+    """But for the floor; those who wait for nothing share it with texts."""
+    times = []
+    for with_texts in (False, True):
+        streams = Streams(1)
+        if with_texts:
+            streams.encode(streams.encoder(), [40] * 5000)
+        times.append(_first(streams))
+    alone, beside = times
+    assert beside <= 1.15 * alone + LOOKS * LOOK_S
+
+
+def _first(streams: Streams) -> float:
+    """Ask for an answer to a long prompt; return when its first token comes."""
+    reader = streams.ask(0, 2000, 2)
+    streams.run()
+    return next(
+        at
+        for at, item in zip(reader.times, reader.items, strict=True)
+        if isinstance(item, TokenOut)
+    )
 
 
 def test_texts_that_come_while_everything_rests_are_computed_to_the_end() -> None:

@@ -59,7 +59,7 @@ class EncoderEngine:
         self._take_in()
         if not self.queue.has_work:
             return TickClaim()
-        return TickClaim(works=True, least_s=self.queue.next_s())
+        return TickClaim(works=True, least_s=self.queue.next_s(), yields=True)
 
     def limit(self, seconds: float, *, leads: bool) -> None:
         """Let the next tick take at most so long, but for a part that takes longer."""

@@ -130,6 +130,8 @@ class Planner:
             wants_s=max(least_s, self._wants_s(views)),
             reach_s=reach_s - CAREFUL * takes_s - EARLY_S,
             load=load,
+            awaits=any(map(_awaits_first, views))
+            or any(_awaits_first(sequence.view) for sequence in registry.waiting.values()),
         )
 
     def _wants_s(self, views: Ordered[SequenceView]) -> float:
@@ -505,3 +507,8 @@ class _Compiled:
     keys: tuple[int, ...]
     sampler: TickSampler
     in_place: int
+
+
+def _awaits_first(view: SequenceView) -> bool:
+    """Whether somebody who reads waits for the first token."""
+    return view.read and view.credit > 0 and view.last_token_at is None

@@ -39,6 +39,8 @@ class TickClaim:
 
     A tick that computes the other work at about the best rate takes `wants_s`. Ticks of other models may take `reach_s` where
     its readers are as far ahead as they can be. Its readers need the part `load` of the machine to keep their steps.
+
+    Somebody `awaits` a first token of it. A model that `yields` has the floor meanwhile, as encoders have it.
     """
 
     due_at: float = math.inf
@@ -50,6 +52,8 @@ class TickClaim:
     wants_s: float = 0.0
     reach_s: float = math.inf
     load: float = 0.0
+    awaits: bool = False
+    yields: bool = False
 
     @property
     def begins_at(self) -> float:
@@ -67,9 +71,11 @@ def chosen(claims: Sequence[TickClaim], now: float, floor: float) -> int | None:
     `floor` is the part of the machine that work has which nobody reads.
     """
     read = [i for i, claim in enumerate(claims) if claim.due_at < math.inf]
-    working = [i for i, claim in enumerate(claims) if claim.works]
-    owed = [i for i in working if claims[i].due_at == math.inf and claims[i].is_owed(floor)]
-    if read and owed:
+    awaited = any(claim.awaits for claim in claims)
+    works = [i for i, claim in enumerate(claims) if claim.works]
+    working = [i for i in works if not (awaited and claims[i].yields)]
+    owed = [i for i in works if claims[i].due_at == math.inf and claims[i].is_owed(floor)]
+    if owed and (read or awaited):
         return max(owed, key=lambda i: claims[i].waited_s)
     fitting = [i for i in working if claims[i].least_s <= _before_others(claims, i) - now]
     if fitting:
@@ -85,6 +91,8 @@ def free_s(claims: Sequence[TickClaim], of: int, now: float, floor: float) -> fl
     Where it is owed its smallest tick, that takes what it takes.
     """
     own = claims[of]
+    if own.yields and any(claim.awaits for claim in claims):
+        return own.least_s
     return max(_before_others(claims, of) - now, own.least_s if own.is_owed(floor) else 0.0)
 
 
