@@ -243,6 +243,41 @@ def test_vectors_and_scores_are_the_same_under_each_loop(
     kit.run(test)
 
 
+def test_who_waits_for_an_encoder_is_told_how_far_it_is(
+    kit: Kit, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As who waits for a model that writes, for vectors and for scores."""
+    models: dict[Any, FakeEncoder] = {
+        "embed": FakeEncoder(),
+        "rank": FakeEncoder(info_of("rank")),
+    }
+    entry = SimpleNamespace(names=("e5",), wait="model e5 is loading, 40%", progress=0.4)
+    told: list[Any] = []
+    with in_thread(lambda: served(path, _backend(), encoders=models)) as (daemon, aside):
+        ready, loaded = daemon.service.ready, trio.Event()
+
+        async def slowly(name: Any, waits: Any = None, payer: str = "", **more: Any) -> Any:
+            waits(entry)
+            await loaded.wait()
+            return await ready(name, **more)
+
+        monkeypatch.setattr(daemon.service, "ready", slowly)
+
+        def tell(found: Any) -> None:
+            told.append((found.model, found.progress))
+            aside(loaded.set)
+
+        async def test() -> None:
+            nonlocal loaded
+            async with kit.names.connect(path) as client:
+                assert len((await client.embed(["a text"], on_loading=tell)).vectors) == 1
+                loaded = trio.Event()
+                assert len((await client.rerank("q", ["b"], on_loading=tell)).scores) == 1
+
+        kit.run(test)
+    assert told == [("e5", 0.4)] * 2
+
+
 def test_cancelled_vectors_are_ended_in_the_daemon(
     kit: Kit, path: Path, encoders: dict[Any, FakeEncoder]
 ) -> None:

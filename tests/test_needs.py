@@ -158,6 +158,8 @@ def test_flash_attention_is_the_least_where_it_is_left_to_the_daemon(tmp_path: P
     question = Question(32768, 8, "f16", "auto", None, 0, True, others=(512, 65536))
     found = estimate(path, question)
     assert found.needs.compute > 2 * found.least.compute
+    heads = PRESETS["tiny"].heads
+    assert (found.needs.work, found.least.work) == (2 * heads * 32768 * 512, 0)
     assert [each.n_ctx for each in found.curve] == [512, 32768, 65536]
     assert found.curve[1] == found.least
 

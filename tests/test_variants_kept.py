@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ async def adapted(
     monkeypatch.setattr(trial, "try_adapters", try_adapters)
     TRIED.clear()
     lora = ("x=x.gguf", "y=y.gguf:0.5", "z=z.gguf")
-    async with shelf(monkeypatch, 64 * GIB, lora=lora, **{"lora_contexts": 2, **changes}) as models:
+    options = {"lora": lora, "lora_contexts": 2, **changes}
+    async with shelf(monkeypatch, 64 * GIB, **options) as models:
         yield models
 
 
@@ -49,6 +51,32 @@ async def test_a_variant_is_loaded_on_the_weights_of_its_model(
         assert not await models.keeper.unload(models.entry("a"))
         assert await models.keeper.unload(models.entry("a:x"))
         assert await models.keeper.unload(models.entry("a"))
+
+
+async def test_prefixes_of_an_adapter_that_was_replaced_are_dropped(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """Those of the same file are there when the variant is loaded again."""
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"one")
+    kept, given = object(), list[object]()
+    async with adapted(monkeypatch, lora=(f"x={file}",)) as models:
+        deploy = models.keeper._deploy
+
+        def noting(entry: Any, loaded: Any) -> Any:
+            given.append(entry.prefixes)
+            made: Any = deploy(entry, loaded)
+            made.prefixes = lambda: kept
+            return made
+
+        monkeypatch.setattr(models.keeper, "_deploy", noting)
+        await models.ask("a")
+        for content in (b"one", b"one", b"three"):
+            if content != file.read_bytes():
+                file.write_bytes(content)
+            await models.ask("a:x")
+            assert await models.keeper.unload(models.entry("a:x"))
+        assert given[1:] == [None, kept, None]
 
 
 async def test_an_adapter_is_tried_once_with_its_model(

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -55,6 +56,9 @@ from uma_trio.text.replies.files import format_from
 from uma_trio.text.template import MAX_SOURCE, ChatTemplate
 from uma_trio.text.veil import Unrenderable
 from uma_trio.words import BY_BACKEND, Gives
+
+if TYPE_CHECKING:
+    from uma_trio.backend.gguf_header import GgufHeader
 
 Progress = Callable[[float], None]
 
@@ -135,21 +139,35 @@ def estimate(config: Config, *others: int) -> Estimate:
     Raises :class:`ModelError` if it cannot be loaded.
     """
     from uma_trio.backend import llama_probe
-    from uma_trio.backend._llama_options import checked, library_of_needs, subject
+    from uma_trio.backend._llama_options import library_of_needs
     from uma_trio.backend.gguf_header import read_header
 
     path = model_path(config)
     header = read_header(path)
-    if gives_of(config) != "text":
-        needs = llama_probe.probe(path)
-        return Estimate(needs, needs, (needs,))
+    question = None
+    if gives_of(config) == "text":
+        question = _question(config, header, others)
+    build = library_of_needs(-1 if question is None else question.gpu_layers)
+    kept = needs_file(header.parts, question, build) if build else None
+    found = None if kept is None else recall_needs(kept)
+    if found is None:
+        found = llama_probe.estimate(path, question)
+        if kept is not None:
+            remember_needs(kept, found)
+    return found
+
+
+def _question(config: Config, header: GgufHeader, others: Sequence[int]) -> Question:
+    """Return how a model that writes is going to be loaded."""
+    from uma_trio.backend._llama_options import checked, subject
+
     slots, threads = config.parallel + _scratch_slots(config), config.threads or physical_cores()
     kv_type = checked(
         header, n_ctx=config.n_ctx, n_slots=slots, threads=threads, kv_type=config.kv_type
     )
     timed = recall(subject(header, kv_type, threads))
     longest = min(header.number("context_length"), _LONGEST_CONTEXT)
-    question = Question(
+    return Question(
         n_ctx=config.n_ctx,
         n_slots=slots,
         kv_type=kv_type,
@@ -159,15 +177,6 @@ def estimate(config: Config, *others: int) -> Estimate:
         mmap=config.mmap,
         others=tuple(n for n in (_LEAST_CONTEXT, longest, *others) if n > 0),
     )
-    build = library_of_needs(config.gpu_layers)
-    if not build:
-        return llama_probe.estimate(path, question)
-    kept = needs_file(header.parts, question, build)
-    found = recall_needs(kept)
-    if found is None:
-        found = llama_probe.estimate(path, question)
-        remember_needs(kept, found)
-    return found
 
 
 def _may_be_too_large(config: Config) -> bool:

@@ -5,16 +5,21 @@ import pytest
 from uma_protocol import (
     ClientState,
     Connection,
+    Embed,
     Eos,
     Generate,
     Loading,
     LocalProtocolError,
     RemoteProtocolError,
+    Rerank,
     Role,
+    Score,
+    Scores,
     ServerState,
     Timings,
     Token,
     Usage,
+    Vectors,
     decode_event,
     encode_event,
     frame,
@@ -23,6 +28,20 @@ from uma_protocol.testing import ConnectionPair, drain, feed, whole
 
 TOLD = Loading("a", "code", "model code is loading, 40%", 0.4)
 EOS = Eos("a", "stop", Usage(1, 0), Timings(queue_ms=0.0, total_ms=0.0, tokens_per_s=0.0), 1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "result"),
+    [
+        (Embed(id="a", input=("p",), progress=True), Vectors("a", 0, (bytes(4),))),
+        (Rerank(id="a", query="q", documents=("d",), progress=True), Scores("a", (Score(0, 1.0),))),
+    ],
+)
+def test_who_asked_for_vectors_or_scores_is_told(request_, result):
+    """As who asks for text."""
+    pair = ConnectionPair()
+    pair.send(Role.CLIENT, request_)
+    pair.send(Role.SERVER, TOLD, result, EOS)
 
 
 def test_who_asked_is_told_before_all_else():

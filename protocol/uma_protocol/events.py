@@ -138,6 +138,7 @@ class Embed(_Request, frozen=True, kw_only=True, tag="embed"):
 
     id: str
     model: str | None = None
+    progress: bool = False
     dimensions: int | None = None
     truncate: bool = False
     input: tuple[str, ...]
@@ -148,6 +149,7 @@ class Rerank(_Request, frozen=True, kw_only=True, tag="rerank"):
 
     id: str
     model: str | None = None
+    progress: bool = False
     top_n: int | None = None
     truncate: bool = False
     query: str

@@ -65,6 +65,11 @@ _SHAPE = Text(1, MAX_SHAPE_BYTES)
 _TEXTS = ListOf(1, MAX_TEXTS, Text(1), "strings that are not empty")
 _WHOSE = Field("id", _ID, "chosen by the client; every event of the request repeats it", True)
 _ENCODER = Field("model", _LABEL, "if given, must be a name of the loaded model for this")
+_PROGRESS = Field(
+    "progress",
+    Flag(),
+    "default false; true sends `loading` events while the model of the request is loaded",
+)
 _PENALTY = Number(-2, 2)
 _BIAS = ByToken(MAX_BIASES, Number(-MAX_BIAS, MAX_BIAS))
 _CALL = Record(
@@ -234,11 +239,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 "`nothing`, in the background lane and only there; default: `answer` if it is not "
                 "streamed, has a schema or grammar, tools, or `n` above 1, else `tokens`",
             ),
-            Field(
-                "progress",
-                Flag(),
-                "default false; true sends `loading` events while the model of the request is loaded",
-            ),
+            _PROGRESS,
             Field(
                 "lora",
                 ListOf(0, MAX_ADAPTERS, _ADAPTER, "objects with `name` or `id`, and `scale`"),
@@ -292,6 +293,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
         "embed": (
             _WHOSE,
             _ENCODER,
+            _PROGRESS,
             Field(
                 "dimensions",
                 Integer(1, MAX_INT32),
@@ -307,6 +309,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
         "rerank": (
             _WHOSE,
             _ENCODER,
+            _PROGRESS,
             Field("top_n", Integer(1, MAX_INT32), "how many documents to return; default: all"),
             Field(
                 "truncate",

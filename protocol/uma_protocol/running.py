@@ -43,7 +43,7 @@ class OpenRequest:
         """Note which request runs from now on."""
         self.id, self._result = request.id, _RESULTS.get(type(request))
         self._n = request.n if isinstance(request, Generate) else 0
-        self._told = isinstance(request, Generate) and request.progress
+        self._told = request.progress
         self.open = set(range(self._n))
 
     def astray(self, event: Any) -> str | None:

@@ -165,6 +165,10 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         b'{"type":"embed","id":"a-1","model":"bge","dimensions":64,"truncate":true,"input":["Once"]}',
     ),
     (
+        Embed(id="a-1", progress=True, input=("Once",)),
+        b'{"type":"embed","id":"a-1","progress":true,"input":["Once"]}',
+    ),
+    (
         Rerank(id="a-1", top_n=1, query="Who?", documents=("Ada", "Grace")),
         b'{"type":"rerank","id":"a-1","top_n":1,"query":"Who?","documents":["Ada","Grace"]}',
     ),

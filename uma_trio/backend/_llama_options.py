@@ -14,7 +14,13 @@ from uma_trio.backend.attention import PROBE_BATCH, PROBE_CELLS, Subject
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.bindings import LlamaRefused, current
 from uma_trio.backend.gguf_header import GgufHeader
-from uma_trio.backend.kv_memory import attention_only, available_memory, kv_bytes, score_bytes
+from uma_trio.backend.kv_memory import (
+    attention_only,
+    available_memory,
+    kv_bytes,
+    score_bytes,
+    score_copy_bytes,
+)
 from uma_trio.backend.kv_types import kv_pair, kv_type_name
 from uma_trio.backend.placement import Placement
 from uma_trio.sizes import mib
@@ -174,5 +180,7 @@ def refuse_without_room(
 
 def context_bytes(header: GgufHeader, n_ctx: int, n_batch: int, kv_type: str, flash: int) -> int:
     """Return the bytes of a context: its KV cache, and the scores of attention where it has them."""
-    scores = score_bytes(header, n_ctx, n_batch) if flash == FLASH_OFF else 0
+    scores = 0
+    if flash == FLASH_OFF:
+        scores = score_bytes(header, n_ctx, n_batch) + score_copy_bytes(header, n_ctx, n_batch)
     return kv_bytes(header, n_ctx, kv_type) + scores

@@ -50,6 +50,15 @@ def score_bytes(header: GgufHeader, n_ctx: int, n_batch: int) -> int:
     return 4 * header.number("attention.head_count") * n_ctx * n_batch
 
 
+def score_copy_bytes(header: GgufHeader, n_ctx: int, n_batch: int) -> int:
+    """Return the bytes of the scores in half precision, beside :func:`score_bytes`; 0 if unknown.
+
+    ggml's CPU backend converts them for the product with V (ggml-cpu.c, `ggml_graph_plan`: work_size), in a buffer of its own that
+    llama.cpp's sums leave out. It grows as the cache fills.
+    """
+    return score_bytes(header, n_ctx, n_batch) // 2
+
+
 def attention_only(header: GgufHeader) -> bool:
     """Whether every layer keeps its past in the KV cache, so that `kv_bytes` is meaningful."""
     if header.architecture in _HYBRID:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from attrs import evolve
+
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend import llama_encoder
 from uma_trio.backend._llama_binding import llama
@@ -25,7 +27,7 @@ from uma_trio.backend._llama_options import (
 )
 from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.gguf_header import GgufHeader, read_header
-from uma_trio.backend.kv_memory import N_BATCH, kv_bytes
+from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_copy_bytes
 from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.backend.placement import Placement
 from uma_trio.sizes import MIB
@@ -108,7 +110,7 @@ class _Trial:
             wide=self._placement.all_on_gpu and flash != FLASH_OFF,
         )
         try:
-            return self._sum(context, n_ctx)
+            return evolve(self._sum(context, n_ctx), work=self._work(n_ctx, flash))
         finally:
             llama.llama_free(context)
 
@@ -130,6 +132,12 @@ class _Trial:
             other=self.other,
             device=sum(p.model + p.context + p.compute for p in parts if p.on_device),
         )
+
+    def _work(self, n_ctx: int, flash: int) -> int:
+        """Return what ggml's CPU backend takes to multiply scores with V, where it does that without flash attention."""
+        if flash != FLASH_OFF or self._placement.host_share == 0:
+            return 0
+        return score_copy_bytes(self._header, n_ctx, N_BATCH)
 
     def _seldom_read(self, weights: int) -> int:
         """Return the bytes of the tokens' embeddings, where a tick reads only the rows of its tokens.

@@ -29,8 +29,11 @@ def probe(path: Path) -> Needs:
     return Needs(**_asked(path, None)["needs"])
 
 
-def estimate(path: Path, question: Question) -> Estimate:
-    """Return what a model that writes needs. Takes about a second. Raises ModelError if it cannot be loaded."""
+def estimate(path: Path, question: Question | None) -> Estimate:
+    """Return what a model that writes needs, or, without a question, an encoder. Raises as :func:`probe`."""
+    if question is None:
+        needs = probe(path)
+        return Estimate(needs, needs, (needs,))
     found = _asked(path, question)
     curve = tuple(Needs(**each) for each in found["curve"])
     return Estimate(Needs(**found["needs"]), Needs(**found["least"]), curve, found["trained"])

@@ -25,7 +25,8 @@ class Needs:
 
     `own` weights are for this process alone: read, or rearranged for the processor. `mapped` ones lie in the page cache,
     once for all processes, and the kernel can drop them. `compute` are the buffers of a computation and its results,
-    `other` is the vocabulary and what else llama.cpp keeps. `device` is what lies on devices instead.
+    `work` is what the CPU's backend of ggml has beside them. `other` is the vocabulary and what else llama.cpp keeps.
+    `device` is what lies on devices instead.
     """
 
     n_ctx: int
@@ -35,11 +36,12 @@ class Needs:
     compute: int
     other: int = 0
     device: int = 0
+    work: int = 0
 
     @property
     def private(self) -> int:
         """What no other process shares, and what the kernel cannot drop."""
-        return self.own + self.kv + self.compute + self.other + OURS
+        return self.own + self.kv + self.compute + self.work + self.other + OURS
 
     @property
     def total(self) -> int:
@@ -50,7 +52,7 @@ class Needs:
         """Return the sum and its parts."""
         return (
             f"{mib(self.total)}: {mib(self.own + self.mapped)} of weights, {mib(self.kv)} of KV cache for n_ctx "
-            f"{self.n_ctx}, {mib(self.compute)} to compute with, {mib(self.other + OURS)} for its vocabulary and tables"
+            f"{self.n_ctx}, {mib(self.compute + self.work)} to compute with, {mib(self.other + OURS)} for its vocabulary and tables"
         )
 
 

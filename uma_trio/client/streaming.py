@@ -61,6 +61,8 @@ from uma_trio.client.reach import socket_path_of
 from uma_trio.client.request import Chat, Params, build_request, held_back
 
 _LEAVE_S = 2.0
+OnLoading = Callable[[Loading], object]
+"""Is told what a request waits for while its model is loaded."""
 
 
 class AnyClient:
@@ -88,7 +90,7 @@ class AnyClient:
         prompt: str | None = None,
         *,
         messages: Chat | None = None,
-        on_loading: Callable[[Loading], object] | None = None,
+        on_loading: OnLoading | None = None,
         **params: Unpack[Params],
     ) -> Generation:
         """Request text that continues `prompt`, or that answers the chat `messages`.
@@ -113,11 +115,12 @@ class AnyClient:
         model: str | None = None,
         dimensions: int | None = None,
         truncate: bool = False,
+        on_loading: OnLoading | None = None,
     ) -> Embeddings:
         """Return a vector of each text. Many texts are sent in several requests, one after another.
 
         With `dimensions` vectors keep their first numbers, normalised again. With `truncate` a text that is too
-        long for the model loses its end. Cancelled, it ends what the daemon computes for it.
+        long for the model loses its end. `on_loading` is as that of :meth:`generate`. Cancelled, it ends what the daemon computes for it.
 
         Raises:
             ServerError: no model makes vectors, a text is too long, or the daemon could not compute it.
@@ -127,8 +130,9 @@ class AnyClient:
         every: list[array[float]] = []
         n_tokens = 0
         given = (texts,) if isinstance(texts, str) else texts
-        for request in embed_requests(given, model=model, dimensions=dimensions, truncate=truncate):
-            run = Run(request)
+        said = {"model": model, "truncate": truncate, "progress": on_loading is not None}
+        for request in embed_requests(given, dimensions=dimensions, **said):
+            run = Run(request, on_loading)
             every += vectors_of(await self._items(run, len(every)))
             n_tokens += prompt_tokens(run.eos)
         return Embeddings(every, n_tokens)
@@ -141,6 +145,7 @@ class AnyClient:
         model: str | None = None,
         top_n: int | None = None,
         truncate: bool = False,
+        on_loading: OnLoading | None = None,
     ) -> Ranking:
         """Return how well documents fit a query, the best first; the best `top_n` if it is given.
 
@@ -150,10 +155,9 @@ class AnyClient:
         """
         scores: list[Score] = []
         n_tokens = first = 0
-        for request in rerank_requests(
-            query, documents, model=model, top_n=top_n, truncate=truncate
-        ):
-            run = Run(request)
+        said = {"model": model, "truncate": truncate, "progress": on_loading is not None}
+        for request in rerank_requests(query, documents, top_n=top_n, **said):
+            run = Run(request, on_loading)
             scores += scores_of(await self._items(run, first), first)
             n_tokens, first = n_tokens + prompt_tokens(run.eos), first + len(request.documents)
         scores.sort(key=lambda score: -score.score)
@@ -422,7 +426,7 @@ class Generation:
         self,
         client: AnyClient,
         request: Generate,
-        on_loading: Callable[[Loading], object] | None = None,
+        on_loading: OnLoading | None = None,
     ) -> None:
         self._client = client
         self._run, self._n = Run(request, on_loading), request.n
@@ -530,9 +534,7 @@ class Run:
         "started",
     )
 
-    def __init__(
-        self, request: Work, on_loading: Callable[[Loading], object] | None = None
-    ) -> None:
+    def __init__(self, request: Work, on_loading: OnLoading | None = None) -> None:
         self.request = request
         self.on_loading = on_loading
         self.started = False  # it is sent, and the daemon works on it

@@ -18,7 +18,7 @@ from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.costing.store import cache_folder, put
 from uma_trio.machine import identity
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,10 +30,11 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trained: int
 
 
-def needs_file(files: Sequence[Path], question: Question, build: str) -> Path:
-    """Return where the needs of a model are kept, whose `files` are there. Raises OSError."""
+def needs_file(files: Sequence[Path], question: Question | None, build: str) -> Path:
+    """Return where the needs of a model are kept, whose `files` are there; an encoder has no question. Raises OSError."""
     marks = [(f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns) for f in (p.stat() for p in files)]
-    parts = (_FORMAT, __version__, identity(), build, *astuple(question), *marks)
+    asked = () if question is None else astuple(question)
+    parts = (_FORMAT, __version__, identity(), build, *asked, *marks)
     name = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
     return cache_folder() / f"needs-{name}.json"
 

@@ -34,14 +34,14 @@ class Unwanted(Exception):
 class Entry:
     """One configured model. `held` closes what was opened for it; `used_at` is when a request had it last.
 
-    It `gives` text, vectors or scores. `waiting` requests wait for it. While it is loaded `phase` says what is done, as far as `progress`. It was loaded at
-    `loaded_at`, in `took_s`, for `payer`. `keep_s` is how long a request said that it stays, and `served_as` what it was
-    called when it was loaded last. `metrics` count on when it is loaded again. `estimate` is what memory it takes, once
+    It `gives` text, vectors or scores. `waiting` requests wait for it. While it is loaded `phase` says what is done, as far
+    as `progress`. It was loaded at `loaded_at`, in `took_s`, for `payer`. `keep_s` is how long a request said that it
+    stays, and `served_as` what it was called when it was loaded last. `metrics` count on when it is loaded again. `estimate` is what memory it takes, once
     that was found out, and `prefixes` are what was saved before it was unloaded. It failed at `failed_at`, because of `why`.
 
     A *variant* is the model `base` with some of its `known` adapters, in a context of its own on the same weights; one that
     a request made up is `passing`, and forgotten when it is not loaded. `tried` are the adapters' files that were
-    tried with a model, and `further` what a further context of it takes.
+    tried with a model, and `further` what a further context of it takes. `files` are those of a variant's adapters as it has them.
     """
 
     config: Config
@@ -51,6 +51,7 @@ class Entry:
     passing: bool = False
     tried: set[Hashable] = field(factory=set)
     further: Estimate | None = None
+    files: tuple[Hashable, ...] = ()
     state: State = "unloaded"
     deployment: AnyDeployment | None = None
     held: ExitStack | None = None

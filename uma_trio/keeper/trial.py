@@ -23,6 +23,8 @@ def tried(entry: Entry) -> Estimate:
         try_adapters(entry.config, untried)
         entry.base.further = variant_estimate(entry.config)
         entry.base.tried.update(marks.values())
+    if (files := tuple(marks.values())) != entry.files:
+        entry.files, entry.prefixes = files, None  # they are those of other adapters
     return entry.base.further
 
 

@@ -43,12 +43,14 @@ from uma_protocol import (
     Sessions,
     SetPriority,
     UnloadModel,
+    Work,
 )
 from uma_trio.net.encoded import EncodedRequest
 from uma_trio.net.relay import relay, tell_loading
 from uma_trio.net.settings import Settings, Shared
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Origin, Refusal
+from uma_trio.service.encode_request import EncodeRequest
 from uma_trio.service.fair import program_of, works_for
 from uma_trio.service.places import is_quiet
 from uma_trio.service.visibility import Viewer
@@ -351,9 +353,7 @@ class Connection:
             return
         origin = origin_of(generate, self._principal, self._shared.door)
         self._running = answers = self._service.generate([ask_of(generate)], origin)
-        if generate.progress:
-            tell = partial(tell_loading, generate.id, answers, self._say)
-            answers.on_wait = lambda: self._nursery.start_soon(tell)
+        self._tell_waiting(generate, answers)
         followed = partial(relay, generate, answers, self._protocol, self._writer, self._service)
         self._requests.send_nowait((generate.id, followed))
 
@@ -362,8 +362,15 @@ class Connection:
             return
         origin = Origin(principal=self._principal, door=self._shared.door, name=asked.id)
         self._running = encoding = EncodedRequest(asked, origin, self._service)
+        self._tell_waiting(asked, encoding.request)
         followed = partial(encoding.relay, self._protocol, self._writer)
         self._requests.send_nowait((asked.id, followed))
+
+    def _tell_waiting(self, asked: Work, waiting: Answers | EncodeRequest) -> None:
+        """Have the client told what its request waits for while the model is loaded, if it asked for that."""
+        if asked.progress:
+            tell = partial(tell_loading, asked.id, waiting, self._say)
+            waiting.on_wait = lambda: self._nursery.start_soon(tell)
 
     def _has_place(self, request: str) -> bool:
         """Return whether the client may have something computed; else it is told why not."""

@@ -42,12 +42,12 @@ class EncodedRequest:
 
     def __init__(self, asked: Embed | Rerank, origin: Origin, service: Service) -> None:
         self._asked, self._service = asked, service
-        self._request = EncodeRequest(service, origin)
+        self.request = EncodeRequest(service, origin)
         self._n_tokens = 0
 
     def end(self) -> None:
         """End it with `eos`, reason `cancelled`. Idempotent."""
-        self._request.end()
+        self.request.end()
 
     close = end
 
@@ -63,7 +63,7 @@ class EncodedRequest:
         asked = self._asked
         gives: Gives = "vectors" if isinstance(asked, Embed) else "scores"
         try:
-            async with self._request.encoder(gives, asked.model, exact=True) as encoder:
+            async with self.request.encoder(gives, asked.model, exact=True) as encoder:
                 for result in await self._results(encoder):
                     writer.write(protocol.send(result))
                     await writer.flushed()
@@ -82,7 +82,7 @@ class EncodedRequest:
         protocol.flushed()
 
     async def _results(self, encoder: Embedder) -> Iterator[Result]:
-        asked, request = self._asked, self._request
+        asked, request = self._asked, self.request
         if isinstance(asked, Embed):
             width = encoder.width(asked.dimensions)
             found = await encoder.vectors(asked.input, request, truncate=asked.truncate)
@@ -99,13 +99,13 @@ class EncodedRequest:
         return self._last("error", code, why)
 
     def _last(self, reason: uma_protocol.Reason, code: Code | None = None, why: str = "") -> Eos:
-        took_ms = round((self._service.clock() - self._request.arrived) * 1e3, 3)
+        took_ms = round((self._service.clock() - self.request.arrived) * 1e3, 3)
         return Eos(
             id=self._asked.id,
             reason=reason,
             usage=Usage(self._n_tokens, 0),
             timings=Timings(queue_ms=0.0, total_ms=took_ms, tokens_per_s=0.0),
-            request=self._request.handle,
+            request=self.request.handle,
             code=None if code is None else code.value,
             message=why or None,
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import uma_protocol
     from uma_trio.service.answers import Answers, Burst
+    from uma_trio.service.encode_request import EncodeRequest
     from uma_trio.service.service import Service
     from uma_trio.sockets.writer import Writer
 
@@ -54,10 +55,12 @@ async def relay(
             protocol.flushed()
 
 
-async def tell_loading(request: str, answers: Answers, say: Callable[[Event], None]) -> None:
+async def tell_loading(
+    request: str, waiting: Answers | EncodeRequest, say: Callable[[Event], None]
+) -> None:
     """Say what a request waits for that waits for its model, each time that this has changed, until the wait is over."""
     told = None
-    while (awaited := answers.awaited) is not None:
+    while (awaited := waiting.awaited) is not None:
         found = Loading(request, awaited.names[0], awaited.wait, round(awaited.progress, 3))
         if found != told and found.state:
             told = found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +35,8 @@ class EncodeRequest(WaitsForModel):
         self._service = service
         #: How many tokens its texts have, and how it was answered; the :class:`Embedder` says so.
         self.n_tokens, self.reason = 0, ""
+        #: Called when it begins to wait for its model.
+        self.on_wait: Callable[[], object] = lambda: None
 
     def move_to(self, lane: Lane) -> None:
         """Do nothing: texts are computed in the time that streams leave, in any lane."""
@@ -56,6 +58,7 @@ class EncodeRequest(WaitsForModel):
 
     def _wait_for(self, awaited: Awaited) -> None:
         self.awaited = awaited
+        self.on_wait()
 
     @asynccontextmanager
     async def encoder(
@@ -84,6 +87,7 @@ class EncodeRequest(WaitsForModel):
                 finally:
                     end()
         finally:
+            self.awaited = None
             service.directory.remove(self)
             self._log()
         if self.ended is not None:
