@@ -13,7 +13,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -299,10 +299,15 @@ class _Daemon:
             self._service,
             self._deploy,
             self._let_model_go,
-            self._compute.loading,
+            self._beside_loading,
         )
         if len(self._keeper.entries) > 1:
             self._service.shelf = self._keeper
+
+    def _beside_loading(self) -> AbstractContextManager[None]:
+        """Have readers leave the processors to a loading, where their ticks need these, too."""
+        needed = any(not each.backend.traits.overlaps for each in self._writers)
+        return self._compute.loading() if needed else nullcontext()
 
     async def _let_model_go(self, deployment: AnyDeployment) -> None:
         """Compute a model no more; it is in no thread's hands when this returns."""
