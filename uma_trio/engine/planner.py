@@ -156,7 +156,7 @@ class Planner:
                 min(reach_s, reach_of(view, contract, ahead_s, step)),
                 min(least_s, step),
             )
-        return reach_s, takes_s / least_s if readers else 0.0
+        return reach_s, takes_s / least_s if least_s else 0.0  # 0 where nothing was measured
 
     def spare_s(self, now: float) -> float:
         """Return how long the next tick may wait before a token that is read is late; infinite if nobody reads."""
