@@ -164,7 +164,8 @@ class ComputeTask:
         member, claim = awake[index], claims[index]
         self._note_who_waits(member, [m for m in awake if m is not member], now)
         free, leading = free_s(claims, index, now, self._floor), leads(claims, index)
-        member.engine.limit(free, leads=leading)
+        disturbed = self._loading > 0
+        member.engine.limit(free, leads=leading, disturbed=disturbed)
         if self._last is not member:
             member.engine.interrupted()
         self._last = member
@@ -178,7 +179,7 @@ class ComputeTask:
         elif claim.works:
             member.used_s += ended - now - self._ticked_s
         self._ticked_s = outer_s + ended - now
-        member.engine.limit(math.inf, leads=leading)
+        member.engine.limit(math.inf, leads=leading, disturbed=disturbed)
         return True
 
     def _leave_cores(self, claims: list[TickClaim], now: float) -> bool:

@@ -42,8 +42,11 @@ class Computed(Protocol):
     def claim(self, now: float) -> TickClaim:
         """Take in what has arrived, and return what is to be computed."""
 
-    def limit(self, seconds: float, *, leads: bool) -> None:
-        """Let the next tick take at most so long, if that is possible; if it `leads` its tokens are shown a step apart."""
+    def limit(self, seconds: float, *, leads: bool, disturbed: bool = False) -> None:
+        """Let the next tick take at most so long, if that is possible.
+
+        If it `leads`, its tokens are shown a step apart; if it is `disturbed`, what it takes says nothing of others.
+        """
 
     def interrupted(self) -> None:
         """Note that another engine was computed since the latest tick."""

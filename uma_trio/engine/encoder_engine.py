@@ -61,7 +61,7 @@ class EncoderEngine:
             return TickClaim()
         return TickClaim(works=True, least_s=self.queue.next_s(), yields=True)
 
-    def limit(self, seconds: float, *, leads: bool) -> None:
+    def limit(self, seconds: float, *, leads: bool, disturbed: bool = False) -> None:
         """Let the next tick take at most so long, but for a part that takes longer."""
         self._most_s = seconds
 

@@ -103,7 +103,8 @@ class Engine:
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
         # The second: whether the latest tick gave a first token.
-        self._idle, self._untold, self._paused_s, self._leads = True, False, 0.0, False
+        self._idle, self._untold, self._paused_s = True, False, 0.0
+        self._leads = self._disturbed = False
         self._serial = Serial(self._parts())
         self._overlapped = Overlapped(self._serial.do, unforeseen=self._serial)
         #: Called in pauses of a tick, where the backend has any, with the seconds that are left of it.
@@ -137,12 +138,13 @@ class Engine:
         # What those that are blocked wait for is done between ticks.
         return evolve(found, works=True) if self.cells.blocked else found
 
-    def limit(self, seconds: float, *, leads: bool) -> None:
+    def limit(self, seconds: float, *, leads: bool, disturbed: bool = False) -> None:
         """Let the next tick take at most so long, as far as its size decides that: another model has readers.
 
-        If this one `leads`, its tokens are shown a step apart, for what others compute between them.
+        If this one `leads`, its tokens are shown a step apart, for what others compute between them. If it is `disturbed`,
+        another thread of this process makes its ticks longer for a while.
         """
-        self._leads = leads
+        self._leads, self._disturbed = leads, disturbed
         self._planner.limit(seconds)
 
     def interrupted(self) -> None:
@@ -355,7 +357,7 @@ class Engine:
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
         for sequence, outcome in pairs:
             self._drafter.learn(sequence, outcome)
-        self._planner.learn(completed, itl_s)
+        self._planner.learn(completed, itl_s, disturbed=self._disturbed)
         self.cells.tick(tick.n_tokens, self.memory.cost)
         self._publisher.add(
             TickFigures(partial(tick_metrics.record, self._metrics, completed, itl_s))

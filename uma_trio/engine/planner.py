@@ -278,11 +278,16 @@ class Planner:
         self._prepared = None
         return prepared.load(self._batch, completed)
 
-    def learn(self, completed: Completed, itl_s: Mapping[int, float]) -> None:
-        """Note a computed tick, and the inter-token latency of its streams, by key."""
-        tick = completed.tick
-        host_s = None if completed.after_idle else completed.host_s
-        measured = as_measured(tick.plan, tick.work, completed.decode_s, host_s, itl_s)
+    def learn(self, completed: Completed, itl_s: Mapping[int, float], *, disturbed: bool) -> None:
+        """Note a computed tick, and the inter-token latency of its streams, by key.
+
+        What one that was `disturbed` took longer than predicted says nothing of others: it would make steps longer.
+        """
+        tick, decode_s, host_s = completed.tick, completed.decode_s, completed.host_s
+        if disturbed and tick.plan.predicted_s > 0:
+            decode_s = min(decode_s, tick.plan.predicted_s)
+        said_s = None if completed.after_idle or disturbed else host_s
+        measured = as_measured(tick.plan, tick.work, decode_s, said_s, itl_s)
         self._measured = (*self._measured[len(tick.state.measured) :], measured)
         self._charges = self._charges[len(tick.state.charges) :]
         self.memory, self._before = tick.plan.memory, tick.work
