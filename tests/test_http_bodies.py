@@ -244,6 +244,12 @@ _WORST = [
 ]
 
 
+def test_a_long_message_of_white_space_is_cut_like_any_other() -> None:
+    """A short one is left in the prompt as it is, where templates ask whether there is any text."""
+    body = ENDPOINTS["/api/generate"] | {"system": "\u2028" * 70_000}
+    _check(trio.run(_ask, "/api/generate", [body], clock=MockClock(autojump_threshold=0)))
+
+
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_no_slice_of_reading_what_nobody_knows_is_larger_than_its_bound(path: str) -> None:
     """However many values it has, and of which kind."""

@@ -86,8 +86,8 @@ class Veil:
         self.contents: dict[int, tuple[int, str]] = {}
 
     def content(self, text: str, place: int, role: str) -> str:
-        """Hide the content of a message. White space alone does no harm, and is not hidden."""
-        if is_blank(text) and VT not in text:
+        """Hide the content of a message. A little white space alone does no harm, and is not hidden."""
+        if len(text) <= _LONGEST_SHOWN and is_blank(text) and VT not in text:
             return text
         self.contents[len(self._texts)] = place, role
         return self._hidden(text)
