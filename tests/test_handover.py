@@ -440,6 +440,41 @@ def test_a_daemon_that_is_stopped_while_it_hands_over_waits_for_that(folder: Pat
 
 
 @pytest.mark.daemon
+def test_a_daemon_that_is_stopped_after_it_was_replaced_finishes_its_requests(folder: Path) -> None:
+    """The signal is its first: it does not end who is still being answered."""
+    path = folder / "s"
+    old = Running(path, "cost=0.01")
+    old.ready()
+    begun = threading.Event()
+    tokens: list[str] = []
+
+    def read() -> None:
+        for token in generate_sync("hello", str(path), max_tokens=100):
+            tokens.append(token.text)
+            begun.set()
+
+    async def take() -> TakenSockets:
+        taken = await take_over(str(path))
+        assert taken is not None
+        await taken.serving()
+        assert await take_over(str(path)) is None  # when it has let go of the sockets
+        return taken
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(PATIENCE_S)
+    taken = trio.run(take)
+    try:
+        old.process.send_signal(signal.SIGTERM)
+        reader.join(PATIENCE_S)
+        assert old.ended() == 0
+        assert len(tokens) == 100
+    finally:
+        for each in taken.handed:
+            each.close()
+
+
+@pytest.mark.daemon
 def test_a_daemon_that_gives_nothing_is_told_of_before_the_model_is_loaded(folder: Path) -> None:
     """Who has the name without the way to hand it over is named."""
     path = folder / "s"

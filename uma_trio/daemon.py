@@ -540,9 +540,11 @@ class _Daemon:
     ) -> None:
         with trio.open_signal_receiver(*_ending_signals()) as signals:
             task_status.started()
+            told = False  # a daemon that was replaced, or whose engine died, ends without a signal
             async for _ in signals:
-                if not self._stopping.is_set():
-                    self._stopping.set()
+                self._stopping.set()
+                if not told:
+                    told = True
                     continue
                 self._forced = True
                 self._clients.cancel()
