@@ -481,6 +481,7 @@ async def test_a_client_lives_through_a_restart() -> None:
             assert running.exit_code() == 0
             again = Daemon(Path(running.path))
             try:
+                assert again.next_line() == "ready"  # a client tries again for a few seconds only
                 assert await client.generate("hello", max_tokens=5).text() == before
             finally:
                 again.signal()
