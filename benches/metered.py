@@ -136,13 +136,14 @@ def fake_config(arguments: list[str]) -> Config:
 
 
 def serve_on(backend: Backend, config: Config) -> None:
-    """Run a daemon on `backend` until it is told to stop."""
+    """Run a daemon on `backend` until it is told to stop. It says when it is ready, as `serve` does."""
     import trio
 
     from uma_trio import daemon
+    from uma_trio.cli.serve import LoadProgress
 
     async def serve() -> None:
-        await daemon.serve(config, backend=backend)
+        await daemon.serve(config, backend=backend, on_ready=LoadProgress().ready)
 
     trio.run(serve)
 

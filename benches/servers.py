@@ -25,6 +25,8 @@ from uma_trio.machine import limit_spinning
 FAKE = Path("fake")  # in place of a model: the daemon computes nothing
 START_S = 120.0
 _STOP_S, _END_S = 20.0, 2.0
+# `serve` prints it when all is open. A client can connect earlier: what is counted then is not yet complete.
+_READY = b" is ready after "
 
 
 class DidNotStart(Exception):
@@ -69,7 +71,7 @@ def daemon(
             "--max-prompt-bytes", str(1 << 20), *extra,
         ]  # fmt: skip
         wire, log, own = FramedWire(path), Path(folder) / "log", {"XDG_CACHE_HOME": folder}
-        with _process(command, log, lambda: _connects(wire), own) as pid:
+        with _process(command, log, lambda: _READY in log.read_bytes(), own) as pid:
             yield Running(pid, wire)
 
 
@@ -204,14 +206,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _connects(wire: Wire) -> bool:
-    try:
-        wire.connect().close()
-    except OSError:
-        return False
-    return True
 
 
 def _healthy(port: int) -> bool:
