@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import trio
 from real_kit import asked, served
 
 from uma_trio.backend import llama_probe
+from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.keeper import keeper, room
 from uma_trio.keeper.entry import Entry
 from uma_trio.models import bundled_model
@@ -85,6 +88,29 @@ async def test_a_trial_that_is_killed_ends_its_own_request_only(
             status, _ = await asked(port, "POST", "/v1/completions", {**ASK, "model": "two"})
         assert status == 503
         assert (await asked(port, "POST", "/v1/completions", ASK))[0] == 200
+
+
+async def test_the_weights_of_every_model_are_freed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of those that were loaded with the daemon: whoever holds a vocabulary keeps the weights."""
+    weights: list[Callable[[], object]] = []
+    real = ModelHandle.__init__
+
+    def noted(handle: ModelHandle, pointer: int) -> None:
+        real(handle, pointer)
+        weights.append(ref(handle))
+
+    monkeypatch.setattr(ModelHandle, "__init__", noted)
+    models = f"  one: {bundled_model()}\n  two: {{model: {bundled_model()}, load: start}}\n"
+    async with served(tmp_path, models) as port:
+        assert len(weights) >= 2
+        for name in ("one", "two"):
+            held = {**ASK, "model": name, "json_schema": {"type": "boolean"}}
+            assert (await asked(port, "POST", "/completion", held))[0] == 200
+            assert (await asked(port, "POST", "/models/unload", {"model": name}))[0] == 200
+        gc.collect()
+        assert [handle() for handle in weights if handle() is not None] == []
 
 
 async def test_two_models_on_memory_for_one(

@@ -18,8 +18,9 @@ from uma_trio.machine import (
     identity,
     limit_spinning,
     physical_cores,
+    share_interpreter,
+    spare_imports,
     total_memory,
-    tune_interpreter,
 )
 
 
@@ -135,15 +136,24 @@ def test_freed_memory_is_given_back() -> None:
 
 def test_a_token_that_is_due_waits_less_for_the_engine_where_its_work_overlaps() -> None:
     """There ticks are short, and the engine's thread has the interpreter for much of them."""
-    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    before = sys.getswitchinterval()
     found = {}
     try:
         for overlaps in (False, True):
-            tune_interpreter(overlaps=overlaps)
+            share_interpreter(overlaps=overlaps)
             found[overlaps] = sys.getswitchinterval()
-            assert gc.get_threshold()[2] == COLLECTIONS_UNTIL_ALL
+    finally:
+        sys.setswitchinterval(before)
+    assert found[True] < found[False] < 0.005
+
+
+def test_what_is_imported_is_spared_by_the_garbage_collector() -> None:
+    """And what comes later is looked at seldom: all of it would hold up streams."""
+    thresholds = gc.get_threshold()
+    try:
+        spare_imports()
+        assert gc.get_freeze_count() > 1000
+        assert gc.get_threshold()[2] == COLLECTIONS_UNTIL_ALL
     finally:
         gc.set_threshold(*thresholds)
-        sys.setswitchinterval(before)
         gc.unfreeze()
-    assert found[True] < found[False] < 0.005

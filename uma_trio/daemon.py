@@ -34,7 +34,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.task import EngineDied, bury, run_compute
 from uma_trio.keeper.entry import AnyDeployment, Entry
 from uma_trio.keeper.keeper import Keeper
-from uma_trio.machine import files_needed, give_memory_back, tune_interpreter
+from uma_trio.machine import files_needed, give_memory_back, share_interpreter, spare_imports
 from uma_trio.net.server import Server
 from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy
@@ -60,6 +60,7 @@ from uma_trio.wiring import (
     check_adapters,
     chosen_policy,
     gives_of,
+    import_backend,
     load_backend,
     net_settings,
     scorecard_file,
@@ -162,6 +163,9 @@ async def serve(
         held.callback(_close_all, entries)
         several = sum(entry.gives == "text" for entry in entries) > 1
         read = partial(load_backend, beside_another=fronts is None, several=several)
+        if backend is None:
+            await trio.to_thread.run_sync(import_backend, config)
+        spare_imports()
         loaded = await _loaded(entries, held, loading, measuring, backend, read)
         if fronts is None:
             taken = await take_over(str(config.socket))
@@ -170,10 +174,16 @@ async def serve(
         if taken is not None:
             held.enter_context(closing(taken))
         daemon = _Daemon(config, loaded, entries, policy, table, fronts, supervisor, token)
-        writers = [each for each in loaded if isinstance(each, Loaded)]
-        tune_interpreter(overlaps=any(each.backend.traits.overlaps for each in writers))
+        share_interpreter(overlaps=_overlap(loaded))
+        del loaded  # which would keep the weights of models that are unloaded
         with fronts.listen() as listener:
             await daemon.run(listener, on_ready, taken)
+
+
+def _overlap(loaded: Sequence[Loaded | LoadedEncoder]) -> bool:
+    """Whether the host is free while one of these models computes."""
+    writers = [each for each in loaded if isinstance(each, Loaded)]
+    return any(each.backend.traits.overlaps for each in writers)
 
 
 def _checked(config: Config) -> str | None:

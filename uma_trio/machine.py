@@ -166,20 +166,25 @@ def give_memory_back() -> None:
         trim(0)
 
 
-def tune_interpreter(*, overlaps: bool) -> None:
-    """Make this process ready to serve, once everything long-lived is loaded.
+def spare_imports() -> None:
+    """Have the garbage collector leave alone what is there now, and look at all that comes seldom.
 
-    The garbage collector leaves alone what is there now, so that a collection in the middle of a
-    stream looks only at what is new, and at all of that seldom: 40,000 objects, as of the latest ticks, hold the
-    interpreter for 10 to 25 ms. And a thread that wants the interpreter gets it sooner than
-    within the 5 ms of Python: a tick that has been computed must not wait for one that only
-    writes frames, nor a token that is due for the engine's work. That is longest where it `overlaps`
-    with a decode (a GPU), and ticks are short.
+    So a collection in the middle of a stream looks only at what is new: 40,000 objects, as of the latest ticks, hold the
+    interpreter for 10 to 25 ms. What is left alone is never freed if it is part of a cycle. So this is called when all is
+    imported, and before a model is loaded.
     """
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, COLLECTIONS_UNTIL_ALL)
+
+
+def share_interpreter(*, overlaps: bool) -> None:
+    """Let a thread that wants the interpreter have it sooner than within the 5 ms of Python.
+
+    A tick that has been computed must not wait for a thread that only writes frames, nor a token that is due for the
+    engine's work. That is longest where it `overlaps` with a decode (a GPU), and ticks are short.
+    """
     sys.setswitchinterval(SWITCH_OVERLAPPING_S if overlaps else SWITCH_S)
 
 

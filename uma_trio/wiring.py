@@ -66,6 +66,13 @@ _MOST_PREFIX_BYTES = 2 << 30
 _LEAST_CONTEXT, _LONGEST_CONTEXT = 256, 1 << 20  # of which needs are told
 
 
+def import_backend(config: Config) -> None:
+    """Import llama.cpp, which takes a while; tests with a backend of their own do without."""
+    limit_spinning()
+    want(config.llama)
+    import uma_trio.backend.llama  # noqa: F401
+
+
 def load_backend(
     config: Config,
     on_progress: Progress | None,
@@ -82,8 +89,7 @@ def load_backend(
     what is read and computed yields the cores.
     `several`: other models may be loaded beside it.
     """
-    limit_spinning()
-    want(config.llama)
+    import_backend(config)
     if beside_another or _may_be_too_large(config):
         _refuse_without_room(config, beside_another=beside_another)
     from uma_trio.backend.llama import LlamaBackend  # takes a while, and tests do without

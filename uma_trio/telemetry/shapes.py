@@ -22,6 +22,10 @@ def _events() -> dict[str, int]:
     return dict.fromkeys(_EVENTS, 0)
 
 
+def _none() -> int:
+    return 0
+
+
 @define
 class ShapeFigures:
     """Since the start, but for `processes` and `kept_bytes`, which are asked for."""
@@ -29,8 +33,12 @@ class ShapeFigures:
     outcomes: dict[str, int] = field(factory=_outcomes)
     events: dict[str, int] = field(factory=_events)
     check_ms: Histogram = field(factory=lambda: Histogram(bounds_ms(1, 100_000)))
-    processes: Callable[[], int] = lambda: 0
-    kept_bytes: Callable[[], int] = lambda: 0
+    processes: Callable[[], int] = _none
+    kept_bytes: Callable[[], int] = _none
+
+    def let_go(self) -> None:
+        """Ask nobody any more: whoever is asked would be kept, with the weights of a model that is unloaded."""
+        self.processes = self.kept_bytes = _none
 
     def values(self) -> Mapping[str, object]:
         """Return them by the names of the catalogue."""

@@ -216,6 +216,7 @@ class Confinement:
     def close(self) -> None:
         """End every process."""
         self._workers.close()
+        self.figures.let_go()
 
     def _started(self) -> Worker:
         try:

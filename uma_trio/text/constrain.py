@@ -203,7 +203,13 @@ class Grammarian:
         self._tokenizer()
 
     def close(self) -> None:
-        """End the processes that check and follow shapes."""
+        """End the processes that check and follow shapes, and forget what is compiled.
+
+        llguidance holds the vocabulary where Python's collector does not see it.
+        """
+        with self._lock:
+            self._made = None
+            self._compiled.clear()
         if self._confinement is not None:
             self._confinement.close()
 
