@@ -107,3 +107,15 @@ def test_examples_are_found_in_documents() -> None:
     found = [pair for path in DOCUMENTS for pair in imported(path.read_text(encoding="utf-8"))]
     assert ("uma_trio.client", "connect") in found
     assert len(found) > 5
+
+
+def test_the_table_of_the_policys_stages_is_that_of_its_pipeline() -> None:
+    """Their names in order, and the module of each."""
+    from uma_trio.policy.deadline import deadline
+
+    table = (ROOT / "docs/POLICY.md").read_text().partition("## The stages")[2]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table.partition("\n## ")[0], re.MULTILINE)
+    stages = deadline.pipeline.stages
+    assert [name for name, _ in rows] == list(stages)
+    for name, modules in rows:
+        assert f"`{stages[name].__module__.rpartition('.')[2]}`" in modules

@@ -1,6 +1,6 @@
-"""The limit of a tick, and the interval between shown tokens: what readers leave to other work.
+"""The limit of a tick, and the time between shown tokens: what readers leave to other work.
 
-Each token of a stream is due one *interval* after the token before it was shown. An interval is
+Each token of a stream is due one *step* after the token before it was shown. A step is
 `latency_cap` times *solo*, what the streams cost by themselves, or the reading pace, whichever is longer, or the
 request's own target, and never so short that less than `background_floor` of the machine is left. For a reader
 whose drafts are right, solo includes them (:func:`uma_trio.policy.deadline.drafts.parts_with_drafts`). A stream
@@ -20,7 +20,7 @@ Without readers a tick takes at most `unread_s`, or the time of the chunk with t
 be given up for a newcomer.
 
 A stream is shown at the rate at which it is computed: its tokens come the smoothed interval between computed tokens
-after one another. Where other work waits for ticks that are longer than an interval, tokens are shown an interval
+after one another. Where other work waits for ticks that are longer than a step, tokens are shown a step
 apart and those computed earlier are held, so that a reader is ahead when a long tick comes and does not notice it.
 Without other work every token is shown at once.
 """
