@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from uma_trio.machine import limit_spinning
+
+# As the daemon does. Later is too late: modules of tests load llama.cpp while they are collected.
+limit_spinning()
+
 # An example takes as long as the machine lets it; no test judges that.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
