@@ -52,6 +52,7 @@ class Machine(FakeBackend):
         super().__init__(n_ctx=4096, n_slots=n_slots, n_batch=n_batch, parts=parts)
         self.truth, self.clock, self.noise = truth, clock, noise
         self.eager_s = self.captures_s = 0.0
+        self.overlaps = False
         self.shapes = [(0, 0), (0, 0)]
         self.took: list[float] = []
         self.sizes: list[int] = []
@@ -60,7 +61,7 @@ class Machine(FakeBackend):
     def traits(self) -> Traits:
         """Return what a device is like, where a change of shape costs."""
         captures = self.eager_s > 0 or self.captures_s > 0
-        return evolve(super().traits, shape_costs=captures)
+        return evolve(super().traits, shape_costs=captures, overlaps=self.overlaps)
 
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute, and let the time pass."""

@@ -40,6 +40,7 @@ class _Member:
     last_at: float
     used_s: float = 0.0
     rests_until: float = -math.inf
+    dead: bool = False
 
     def rests(self, now: float) -> bool:
         """Whether there is nothing to compute for it, as far as is known."""
@@ -145,9 +146,12 @@ class ComputeTask:
         member.engine.limit(math.inf, leads=False)
         member.engine.registry.beside = None
         member.last_at, member.rests_until = now, -math.inf
-        if len(self._members) == 1:
+        if len(self._members) == 1 or not member.engine.pauses:
             return self._tick(member)
-        return self._pausing(member, self._claim(member, now))  # others may come meanwhile
+        self._ticked_s, claim = 0.0, self._claim(member, now)
+        if member.rests_until > -math.inf:
+            return False
+        return self._pausing(member, claim)  # others may come meanwhile
 
     def _chosen(self, paused: TickClaim | None) -> bool:
         """Compute the tick that comes next; False if there is none, or if the `paused` one comes before it."""
@@ -222,6 +226,7 @@ class ComputeTask:
         found = self._guarded(member, lambda: member.engine.claim(now)) or TickClaim()
         if not found.works and found.due_at == math.inf:
             member.rests_until, member.last_at = now + member.engine.rest_s, now
+            member.engine.interrupted()
             self._guarded(member, member.engine.publish)  # it may have been asked how things stand
         elif was_resting:
             # Who comes back has no claim to what others used meanwhile.
@@ -238,9 +243,12 @@ class ComputeTask:
 
     def _guarded(self, member: _Member, call: Callable[[], _T]) -> _T | None:
         """Call something of an engine; one that raises is let go."""
+        if member.dead:
+            return None
         try:
             return call()
         except Exception as error:
+            member.dead = True
             if member in self._members:
                 self._leave(member)
             self._died(member.engine, error)

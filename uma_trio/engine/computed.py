@@ -39,6 +39,10 @@ class Computed(Protocol):
     def rest_s(self) -> float:
         """For how long it need not be asked where it had nothing to compute and no message came."""
 
+    @property
+    def pauses(self) -> bool:
+        """Whether the ticks of others can be computed within its own."""
+
     def claim(self, now: float) -> TickClaim:
         """Take in what has arrived, and return what is to be computed."""
 

@@ -36,6 +36,7 @@ class EncoderEngine:
 
     #: Nothing that it waits for only needs time.
     rest_s = math.inf
+    pauses = False
 
     def __init__(
         self,

@@ -118,6 +118,11 @@ class Engine:
     #: Who has nothing to compute is asked again after so long at the latest: some of what it waits for only needs time.
     rest_s = 0.1
 
+    @property
+    def pauses(self) -> bool:
+        """Whether the ticks of others can be computed within its own."""
+        return self._backend.traits.longest_part < 1
+
     def tick(self) -> bool:
         """Run one tick.
 
@@ -181,7 +186,7 @@ class Engine:
         self._decode_began, self._paused_s = self._clock(), 0.0
         may_abort = abortable(tick.state, tick.plan, self.cells.free_slots)
         self._abort.begin(may_abort, self._decode_began)
-        if self.paused is not None and self._backend.traits.longest_part < 1:
+        if self.paused is not None and self.pauses:
             self._backend.let_pause(partial(self._pause, tick, self.paused), tick.plan.predicted_s)
         status = self._backend.decode(tick.n_tokens, lambda: self._order.beside(tick))
         self._abort.end(status)

@@ -130,8 +130,7 @@ class Planner:
             wants_s=max(least_s, self._wants_s(views)),
             reach_s=reach_s - CAREFUL * takes_s - EARLY_S,
             load=load,
-            awaits=any(map(_awaits_first, views))
-            or any(_awaits_first(sequence.view) for sequence in registry.waiting.values()),
+            awaits=any(map(_awaits_first, views)),
         )
 
     def _wants_s(self, views: Ordered[SequenceView]) -> float:
@@ -281,11 +280,11 @@ class Planner:
     def learn(self, completed: Completed, itl_s: Mapping[int, float], *, disturbed: bool) -> None:
         """Note a computed tick, and the inter-token latency of its streams, by key.
 
-        What one that was `disturbed` took longer than predicted says nothing of others: it would make steps longer.
+        What one that was `disturbed` took says nothing of others: it would make steps longer.
         """
         tick, decode_s, host_s = completed.tick, completed.decode_s, completed.host_s
         if disturbed and tick.plan.predicted_s > 0:
-            decode_s = min(decode_s, tick.plan.predicted_s)
+            decode_s = tick.plan.predicted_s
         said_s = None if completed.after_idle or disturbed else host_s
         measured = as_measured(tick.plan, tick.work, decode_s, said_s, itl_s)
         self._measured = (*self._measured[len(tick.state.measured) :], measured)

@@ -61,8 +61,12 @@ class TickClaim:
         return self.due_at - CAREFUL * self.takes_s - EARLY_S
 
     def is_owed(self, floor: float) -> bool:
-        """Whether its smallest tick is due, so that it gets the part `floor` of the machine beside readers."""
-        return self.works and self.waited_s * floor >= self.least_s > 0
+        """Whether its smallest tick is due, so that it gets the part `floor` of the machine beside readers.
+
+        Of who `yields` the first part is, since what it takes is not known before.
+        """
+        is_known = self.least_s > 0
+        return self.works and self.waited_s * floor >= self.least_s and (is_known or self.yields)
 
 
 def chosen(claims: Sequence[TickClaim], now: float, floor: float) -> int | None:

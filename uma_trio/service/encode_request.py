@@ -89,6 +89,7 @@ class EncodeRequest(WaitsForModel):
         finally:
             self.awaited = None
             service.directory.remove(self)
-            self._log()
+            if self.n_tokens > 0:  # else it was refused
+                self._log()
         if self.ended is not None:
             raise RequestEnded(*self.ended)
