@@ -237,6 +237,7 @@ class Embedder:
         try:
             if self.inbox.closed:
                 raise Refusal(Code.E_RUNTIME_004, "the engine has stopped")
+            request.n_tokens = n_tokens
             owes_s = self.debts.pop(user, 0.0)
             self.inbox.put(Encode(handle, user, inputs, order, reply, request.arrived, owes_s))
             await answered.wait()
@@ -246,7 +247,7 @@ class Embedder:
             if not answers:
                 self.inbox.put(StopEncoding(handle))
         found = answers[0]
-        request.n_tokens, request.reason = n_tokens, "error" if found.code else "stop"
+        request.reason = "error" if found.code else "stop"
         if found.vectors is None:
             raise Refusal(Code(found.code), found.message)
         return VectorRows(found.vectors, n_tokens)

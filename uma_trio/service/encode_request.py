@@ -89,7 +89,7 @@ class EncodeRequest(WaitsForModel):
         finally:
             self.awaited = None
             service.directory.remove(self)
-            if self.n_tokens > 0:  # else it was refused
+            if self.n_tokens > 0:  # else it was refused, or left before it was computed
                 self._log()
         if self.ended is not None:
             raise RequestEnded(*self.ended)
