@@ -19,6 +19,7 @@ import trio
 from attrs import Factory, define, frozen
 from net_kit import at_once
 
+from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.http import fields, tokens
 from uma_trio.http.wire import sse, writing
 from uma_trio.text.pieces import decoded
@@ -30,6 +31,9 @@ _CHEAP = {
     *("isascii", "join", "startswith", "endswith", "removeprefix", "removesuffix"),
     *("append", "extend", "find", "rfind", "release"),
 }
+
+# It stands for llama.cpp's tokeniser, which works without the GIL.
+_TOKENIZES = FakeVocabulary.tokenize.__code__
 
 
 @frozen(repr=False)
@@ -65,9 +69,8 @@ class Meter(trio.abc.Instrument):
     #: What had most characters: the method and the text's length.
     where: dict[int, str] = Factory(dict)
     #: Parts of the names of tasks that are no front end's: the engine, and the test's own client.
-    others: tuple[str, ...] = ("run_inline",)
+    others: tuple[str, ...] = ("run_inline", "run_encoder_inline")
     _aside: bool = False
-    _counts: bool = False
     _calls: int = 0
 
     @property
@@ -79,11 +82,12 @@ class Meter(trio.abc.Instrument):
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Begin to count a step."""
         self._calls = 0
-        self._counts = not any(other in task.name for other in self.others)
+        if not any(other in task.name for other in self.others):
+            sys.setprofile(self._profile)  # only now: it makes all of Python several times slower
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         """Keep the step if it is the largest of a front end's."""
-        self._counts = False
+        sys.setprofile(None)
         self.on_loop.calls = max(self.on_loop.calls, self._calls)
 
     async def run_blocking(self, function: Callable[[], Any]) -> Any:
@@ -101,14 +105,16 @@ class Meter(trio.abc.Instrument):
     # --- what is counted ---
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        if not self._counts or event not in ("call", "c_call"):
+        if event not in ("call", "c_call"):
             return
         self._calls += not self._aside
         of = getattr(argument, "__self__", None)
         if event == "call" or not isinstance(of, str | bytes | bytearray):
             return
+        code = frame.f_code
+        if code is _TOKENIZES:
+            return
         if len(of) > self._work.characters and argument.__name__ not in _CHEAP:
-            code = frame.f_code
             self._work.characters = len(of)
             self.where[len(of)] = f"{argument.__name__} {code.co_filename}:{frame.f_lineno}"
 
@@ -135,12 +141,9 @@ class Meter(trio.abc.Instrument):
         for module in (writing, sse, tokens):
             monkeypatch.setattr(module, "_encode", self._encode)
         trio.lowlevel.add_instrument(self)
-        before = sys.getprofile()
-        sys.setprofile(self._profile)
         try:
             yield
         finally:
-            sys.setprofile(before)
             trio.lowlevel.remove_instrument(self)
 
 

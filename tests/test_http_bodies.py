@@ -200,7 +200,7 @@ _BODIES = (
 
 async def _ask(path: str, bodies: list[dict[str, Any]]) -> Meter:
     """Ask with every body; return the work of the largest slices."""
-    meter = Meter(others=("run_inline", "_ask"))
+    meter = Meter(others=("run_inline", "run_encoder_inline", "_ask"))
     cost = linear_cost(TICK_S, 0.0)
     backend = FakeBackend(n_ctx=32_768, n_batch=32_768, cost=cost)
     encoders = {"embed": FakeEncoder(), "rank": FakeEncoder(info_of("rank"))}

@@ -8,6 +8,7 @@ test what the text must be. It keeps KV cells with a capacity, answers with the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
@@ -37,6 +38,8 @@ from uma_trio.backend.cell_map import CellMap
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 N_VOCAB = 260
 _SPECIAL = {BOS: "<s>", EOS: "</s>", IM_START: "<|im_start|>", IM_END: "<|im_end|>"}
+_NUMBERS = {text: number for number, text in _SPECIAL.items()}
+_EACH_SPECIAL = re.compile(f"({'|'.join(map(re.escape, _NUMBERS))})")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -122,15 +125,9 @@ class FakeVocabulary:
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return a token per byte, and special tokens where they are asked for."""
         tokens: list[int] = [BOS] if add_special else []
-        rest = text
-        while rest:
-            hit = next(((i, s) for i, s in _SPECIAL.items() if rest.startswith(s)), None)
-            if parse_special and hit is not None:
-                tokens.append(hit[0])
-                rest = rest[len(hit[1]) :]
-            else:
-                tokens.extend(rest[0].encode())
-                rest = rest[1:]
+        parts = _EACH_SPECIAL.split(text) if parse_special else [text]
+        for n, part in enumerate(parts):  # every second one is special
+            tokens.extend((_NUMBERS[part],) if n % 2 else part.encode())
         return np.array(tokens, np.int32)
 
     def apart(self, text: str) -> list[str]:
