@@ -318,7 +318,7 @@ def test_comparisons_within_the_bounds_say_what_jinja_says() -> None:
 def test_a_template_cannot_replace_the_brake() -> None:
     """Names that a template sets do not hide what counts its steps."""
     source = "{% set step = 1 %}{% set environment = 1 %}" + BOMBS["nested loops"]
-    with pytest.raises(Unrenderable, match="longer than"):
+    with pytest.raises(Unrenderable, match=r"more than .* steps|longer than"):
         ChatTemplate(source + "{{ messages[0].content }}")
 
 
