@@ -163,9 +163,7 @@ async def serve(
         held.callback(_close_all, entries)
         several = sum(entry.gives == "text" for entry in entries) > 1
         read = partial(load_backend, beside_another=fronts is None, several=several)
-        if backend is None:
-            await trio.to_thread.run_sync(import_backend, config)
-        spare_imports()
+        await _import(config, backend)
         loaded = await _loaded(entries, held, loading, measuring, backend, read)
         if fronts is None:
             taken = await take_over(str(config.socket))
@@ -178,6 +176,13 @@ async def serve(
         del loaded  # which would keep the weights of models that are unloaded
         with fronts.listen() as listener:
             await daemon.run(listener, on_ready, taken)
+
+
+async def _import(config: Config, backend: Backend | None) -> None:
+    """Import what loads models and takes a while, so that the garbage collector can spare it and not the models."""
+    if backend is None:
+        await trio.to_thread.run_sync(import_backend, config)
+    spare_imports()
 
 
 def _overlap(loaded: Sequence[Loaded | LoadedEncoder]) -> bool:

@@ -30,30 +30,13 @@ def load_model(
     gpu_layers: int,
     progress: Progress | None = None,
     no_alloc: bool = False,
+    writes: bool = True,
 ) -> ModelHandle:
-    """Load the weights of a model that writes, as :func:`read_weights`. Raises :class:`ModelError` if it does not."""
-    model = read_weights(
-        path,
-        mlock=mlock,
-        mmap=mmap,
-        gpu_layers=gpu_layers,
-        progress=progress,
-        no_alloc=no_alloc,
-    )
-    refuse_unsuitable(model.pointer, path)
-    return model
+    """Load the weights, or with `no_alloc` only what they are. What `progress` raises stops it and comes out here.
 
-
-def read_weights(
-    path: Path,
-    *,
-    mlock: bool = False,
-    mmap: bool = True,
-    gpu_layers: int,
-    progress: Progress | None = None,
-    no_alloc: bool = False,
-) -> ModelHandle:
-    """Load the weights, or with `no_alloc` only what they are. What `progress` raises stops it and comes out here."""
+    Raises:
+        ModelError: llama.cpp cannot load it, or it should be a model that `writes` and is none.
+    """
     raised: list[BaseException] = []
 
     def report(share: float, _user_data: object) -> bool:
@@ -85,7 +68,10 @@ def read_weights(
             f"llama.cpp cannot load {path} ({reason}); download it again,"
             " or get it as a GGUF made for this version of llama.cpp."
         )
-    return ModelHandle(int(pointer))
+    model = ModelHandle(int(pointer))
+    if writes:
+        refuse_unsuitable(model.pointer, path)
+    return model
 
 
 def make_context(

@@ -186,8 +186,8 @@ class LlamaBackend:
         cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch or N_BATCH, "kv_type": kv_type}
         flash, is_open = _flash(flash_attention, header, placement, cells)
         run = politely if polite else at_once
-        how = partial(load_model, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, progress=progress)
-        model = run(partial(how, path))
+        read = partial(load_model, path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers)
+        model = run(partial(read, progress=progress))
         if flash_is_faster and is_open:
             measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
             if flash_is_faster(subject(header, kv_type, threads), measure):

@@ -20,7 +20,7 @@ from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_beginning import KEPT, MOST, KeptPrefix
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import LogSink
-from uma_trio.backend._llama_load import Progress, read_weights
+from uma_trio.backend._llama_load import Progress, load_model
 from uma_trio.backend._llama_options import FLASH_ON, MAX_SLOTS
 from uma_trio.backend._llama_parts import Parts
 from uma_trio.backend._llama_rows import Rows
@@ -242,7 +242,7 @@ def load_weights(
     path: Path, *, no_alloc: bool = False, progress: Progress | None = None
 ) -> ModelHandle:
     """Load the weights of an encoder to the CPU; with `no_alloc` only what they are. Raises ModelError."""
-    return read_weights(path, gpu_layers=0, no_alloc=no_alloc, progress=progress)
+    return load_model(path, gpu_layers=0, no_alloc=no_alloc, progress=progress, writes=False)
 
 
 def make_encoder_context(
