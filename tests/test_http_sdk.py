@@ -118,11 +118,25 @@ def test_the_ollama_package_for_python_calls_a_function(tmp_path: Path, python: 
         assert run(python, HERE / "sdk_ollama.py", address, "--tools") == "ok\n"
 
 
+_OF_OPENAI = """
+import sys, openai, langchain_openai
+url = sys.argv[1] + "/v1"
+texts = ["a fox", "the sea"]
+found = openai.OpenAI(base_url=url, api_key="none").embeddings.create(model="any", input=texts)
+assert [each.index for each in found.data] == [0, 1] and found.usage.prompt_tokens > 0
+chain = langchain_openai.OpenAIEmbeddings(base_url=url, api_key="none", check_embedding_ctx_length=False)
+for one, other in zip(found.data, chain.embed_documents(texts), strict=True):
+    assert max(abs(a - b) for a, b in zip(one.embedding, other, strict=True)) < 1e-4
+print("ok")
+"""
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("python", PYTHONS)
-def test_the_ollama_package_for_python_makes_vectors(tmp_path: Path, python: str) -> None:
-    """Of several texts and of one, cut, too long; beside the model that chats."""
-    having("ollama", python)
+def test_packages_for_python_get_vectors(tmp_path: Path, python: str) -> None:
+    """Those of Ollama, OpenAI and LangChain: of several texts and of one, cut, too long; beside the model that chats."""
+    for package in ("ollama", "openai", "langchain_openai"):
+        having(package, python)
     encoders = pytest.importorskip("models.encoders", reason="gguf is not installed")
     file = encoders.write_encoder(tmp_path / "small.gguf", encoders.EncoderShape())
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -137,6 +151,7 @@ def test_the_ollama_package_for_python_makes_vectors(tmp_path: Path, python: str
             assert "is ready" in daemon.stdout.readline()
             address = f"http://127.0.0.1:{port}"
             assert run(python, HERE / "sdk_ollama.py", address, "--embed") == "ok\n"
+            assert run(python, "-c", _OF_OPENAI, address) == "ok\n"
         finally:
             daemon.terminate()
             daemon.communicate(timeout=60)

@@ -525,6 +525,18 @@ async def test_the_socket_loads_and_unloads(
         assert (error.code, "did you mean code?" in error.message) == ("E_MODEL_002", True)
 
 
+async def test_a_request_with_a_wrong_name_on_the_socket_loads_nothing(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Also if there is only one model that writes: there a name has to be right."""
+    async with loading_house(monkeypatch) as daemon:
+        daemon.keeper.entries[0].gives = "embed"
+        client = daemon.house.inner.connect()
+        await client.ask(prompt="hello", model="typo")
+        assert (await client.until(Error)).code == "E_MODEL_002"
+        assert daemon.code.state == "unloaded"
+
+
 @pytest.mark.parametrize("verb", [LoadModel, UnloadModel])
 async def test_a_wrong_name_loads_and_unloads_nothing(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, verb: Any

@@ -187,8 +187,7 @@ async def _import(config: Config, backend: Backend | None) -> None:
 
 def _overlap(loaded: Sequence[Loaded | LoadedEncoder]) -> bool:
     """Whether the host is free while one of these models computes."""
-    writers = [each for each in loaded if isinstance(each, Loaded)]
-    return any(each.backend.traits.overlaps for each in writers)
+    return any(isinstance(each, Loaded) and each.backend.traits.overlaps for each in loaded)
 
 
 def _checked(config: Config) -> str | None:

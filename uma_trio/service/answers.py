@@ -49,6 +49,7 @@ class RequestHost(AnswerHost, Protocol):
         payer: str = "",
         *,
         gives: Gives | None = None,
+        exact: bool = False,
     ) -> ServedModel:
         """Return the model of this name, once it is loaded, as the service does. Raises :class:`Refusal`."""
 
@@ -240,7 +241,7 @@ class Answers:
             name = service.with_adapters(ask.model, ask.lora)
             try:
                 payer = self._origin.principal.counts_as
-                served = await service.ready(name, self._wait_for, payer, gives="text")
+                served = await service.ready(name, self._wait_for, payer, gives="text", exact=True)
             finally:
                 self._set_awaited(None)
             self._uses(served)
