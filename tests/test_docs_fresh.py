@@ -72,30 +72,6 @@ def test_a_link_leads_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(found), f"{target}: there is no such heading"
 
 
-def sentences(text: str) -> list[str]:
-    """Return the sentences of a document without its code, tables and headings; `code` is one word."""
-    text = re.sub(r"^ *```.*?^ *```|<!--.*?-->", "\n\n", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^ *(\||#|<|!\[).*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", text))
-    return re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s|[.!?][)\"*_]*\s", text)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_a_sentence_has_38_words_at_most(document: Path) -> None:
-    """So that it is understood when it is read once."""
-    found = sentences(document.read_text(encoding="utf-8"))
-    long = [each for each in found if len(re.findall(r"\S*\w\S*", each)) > 38]
-    assert not long, f"Split {[' '.join(each.split()) for each in long]}."
-
-
-def test_a_long_sentence_is_found() -> None:
-    """Across lines; those of lists are apart, and code and tables do not count."""
-    words = "word " * 20
-    assert max(len(each.split()) for each in sentences(f"{words}\n{words}")) == 40
-    apart = f"- {words}\n- {words}.\n\n| {words} | {words} |\n\n```sh\n{words} {words}\n```\n`{words}` and `{words}`"
-    assert max(len(each.split()) for each in sentences(apart)) <= 21
-
-
 def test_benchmarks_fit_150_lines() -> None:
     """Who decides between servers reads the page whole; other figures are in benches/results."""
     page = ROOT / "docs" / "BENCHMARKS.md"
