@@ -182,6 +182,7 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         ("socket", _where(info.socket)),
         *([("http", _base_url(info.http, info.http_keys))] if info.http else []),
         *_page(info.http).items(),
+        *([("note", info.http_missing)] if info.http_missing else []),
         *_writes(info),
         *((_ENCODES[one.ranks], _encoder(one)) for one in info.encoders),
     ]
