@@ -127,6 +127,7 @@ ALLOWED = {
         "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
     },
+    "uma_trio.http.wire.encodings": {"attrs", "backports", "compression"},
     "uma_trio.http.explain": {"msgspec", "uma_protocol", "uma_trio.http", "uma_trio.stories"},
     "uma_trio.http.generate": {
         *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),

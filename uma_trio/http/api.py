@@ -309,6 +309,7 @@ async def _answered(asked: Api, asks: Sequence[Ask], exchange: Exchange) -> Repl
             encoder = asked.encoder(generations)
             await stream(exchange, shared, found, encoder, headers)
             return None
+        exchange.expect_document(headers)
         answers = await whole(shared, found)
 
     def write() -> bytes:

@@ -154,6 +154,7 @@ async def adapters(exchange: Exchange, shared: Shared) -> Reply:
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
     body = await fields_of(exchange, shared, TOKENIZE)
+    exchange.expect_document()
     async with shared.using(body.get("model")) as shared:
         return await _tokenized(body, shared)
 
@@ -179,6 +180,7 @@ async def _tokenized(body: Body, shared: Shared) -> Reply:
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
     body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
+    exchange.expect_document()
     async with shared.using(body.get("model")) as shared:
         return await _detokenized(body, shared)
 
@@ -206,6 +208,7 @@ async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
         return chat, body.get("model")
 
     chat, named = (await take(exchange, shared, read)).value
+    exchange.expect_document()
     async with shared.using(named) as shared:
         return _json({"prompt": await shared.served.render(chat)})
 

@@ -63,12 +63,14 @@ async def model(exchange: Exchange, shared: Shared) -> Reply:
 async def load(exchange: Exchange, shared: Shared) -> Reply:
     """Load a configured model; the answer comes when it is loaded. Who leaves before ends the loading for nobody else."""
     named = (await fields_of(exchange, shared, NAMED)).get("model")
+    exchange.expect_document()
     return _json({"success": True, "model": await shared.service.load(named)})
 
 
 async def unload(exchange: Exchange, shared: Shared) -> Reply:
     """Unload a configured model that no request has; the answer comes when its memory is free."""
     named = (await fields_of(exchange, shared, NAMED)).get("model")
+    exchange.expect_document()
     return _json({"success": True, "model": await shared.service.unload(named)})
 
 
