@@ -25,7 +25,7 @@ from uma_trio.http.ollama.lines import Form, Lines, scores, telling
 from uma_trio.http.ollama.messages import goes_on, messages_of, no_images
 from uma_trio.http.shapes import word_or_schema
 from uma_trio.http.streams import WholeAnswer
-from uma_trio.http.tools import tools_of
+from uma_trio.http.tools import MAX_TOOLS, tools_of
 from uma_trio.http.wire.errors import invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Head, Reply
@@ -143,7 +143,7 @@ class OllamaChat(_Ollama):
         ),
         honoured(
             "tools",
-            Anything("a list of at most 128 functions"),
+            Anything(f"a list of at most {MAX_TOOLS} functions"),
             "functions that the model may call",
         ),
         *COMMON,
