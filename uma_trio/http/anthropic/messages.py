@@ -7,20 +7,17 @@ in a header.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from uma_protocol.rules import shown
-from uma_trio.http.chats import MAX_MESSAGES, string_in
+from uma_trio.http.chats import MAX_MESSAGES, SetAside, string_in
 from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 from uma_trio.service.checks import json_text
 from uma_trio.text.slices import is_blank
-
-SetAside = Callable[[str], None]
-"""Is told the path of what is not taken."""
 
 _MAX_TOOLS: Final = 1024
 # Claude Code writes a checksum of the request here. It differs in each request, so that nothing that
@@ -123,17 +120,17 @@ def _result(content: Any, path: str, set_aside: SetAside) -> str:
     for index, block in enumerate(content):
         inner = f"{path}[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "image" or (kind == "document" and not _is_text(block)):
-            set_aside(f"{inner} {kind}")
-            texts.append(UNSEEN)
-        elif kind == "document":
+        if kind == "document" and _is_text(block):
             texts.append(_document(block, inner))
         elif kind == "tool_reference":
             set_aside(f"{inner} tool_reference")
         elif kind == "search_result":
             texts.append(_result(block.get("content"), f"{inner}.content", set_aside))
-        else:
+        elif kind == "text" or not isinstance(kind, str):
             texts.append(_text(block, inner))
+        else:
+            set_aside(f"{inner} {shown(kind)}")
+            texts.append(UNSEEN)
     return "\n".join(texts)
 
 

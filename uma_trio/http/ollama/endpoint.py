@@ -151,7 +151,7 @@ class OllamaChat(_Ollama):
 
     def prompt(self) -> Chat | None:
         """Return the chat."""
-        messages = messages_of(self.body.get("messages", []))
+        messages = messages_of(self.body.get("messages", []), self.set_aside)
         if not messages:
             return None
         manner = self.manner(continue_final=goes_on(messages))

@@ -14,15 +14,12 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 
 from uma_protocol.rules import shown
-from uma_trio.http.chats import MAX_MESSAGES, string_in, text_of
+from uma_trio.http.chats import MAX_MESSAGES, SetAside, result_of, string_in, text_of
 from uma_trio.http.tools import tool_of, unlike
-from uma_trio.http.turns import UNSEEN, Turns
+from uma_trio.http.turns import Turns
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 from uma_trio.service.checks import json_text
-
-SetAside = Callable[[str], None]
-"""Is told the path of what is not taken."""
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _SEALED: Final = "uma1:"  # what our `encrypted_content` begins with
@@ -112,18 +109,8 @@ def _custom_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAsi
 
 
 def _output(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
-    output = item.get("output")
-    parts = output if isinstance(output, list) else [output]
-    texts: list[str] = []
-    for index, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("input_image", "input_file"):
-            aside(f"{path}.output[{index}] {kind}")
-            texts.append(UNSEEN)
-        else:
-            whole = part if isinstance(part, str) else [part]
-            texts.append(text_of(whole, f"{path}.output"))
-    turns.result(string_in(item, "call_id", path), "\n".join(texts))
+    text = result_of(item.get("output"), f"{path}.output", aside)
+    turns.result(string_in(item, "call_id", path), text)
 
 
 def _reference(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
