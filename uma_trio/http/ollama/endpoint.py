@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
+from uma_protocol.fields import MAX_TOOLS
 from uma_protocol.rules import Flag, Text
 from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import Anything, effort_of
@@ -25,7 +26,7 @@ from uma_trio.http.ollama.lines import Form, Lines, scores, telling
 from uma_trio.http.ollama.messages import goes_on, messages_of, no_images
 from uma_trio.http.shapes import word_or_schema
 from uma_trio.http.streams import WholeAnswer
-from uma_trio.http.tools import MAX_TOOLS, tools_of
+from uma_trio.http.tools import tools_of
 from uma_trio.http.wire.errors import invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Head, Reply
