@@ -170,3 +170,76 @@ async def test_a_schema_nested_beyond_reason_is_refused(autojump_clock: MockCloc
     async with http_house() as daemon:
         answer = await daemon.ask("POST", CHAT, {**HELLO, "json_schema": deep})
         assert answer.status == 400
+
+
+JSON_OBJECT = {"type": "json_object"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
+    "/v1/completions": {"prompt": "x", "max_tokens": 4},
+    "/completion": {"prompt": "x", "n_predict": 4},
+    "/v1/responses": {"input": "x", "max_output_tokens": 4},
+    "/v1/responses/input_tokens": {"input": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
+    "/api/chat": {
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": False,
+        "options": {"num_predict": 4},
+    },
+    "/api/generate": {"prompt": "x", "stream": False, "options": {"num_predict": 4}},
+}
+SISTERS: dict[str, Any] = {
+    "response_format": JSON_OBJECT,
+    "json_schema": {"type": "object"},
+    "grammar": 'root ::= "a"',
+    "structured_outputs": {"regex": "a"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": 'root ::= "a"',
+    "format": "json",
+    "text": {"format": JSON_OBJECT},
+    "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "output_format": {"type": "json_schema", "schema": {"type": "object"}},
+    "regex": "a",
+    "ebnf": 'root ::= "a"',
+    "extra_body": {"guided_regex": "a"},
+    "nvext": {"guided_json": {"type": "object"}},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_shape_by_the_name_of_another_api_is_never_ignored(
+    path: str, autojump_clock: MockClock
+) -> None:
+    async with http_house() as daemon:
+        for name, value in SISTERS.items():
+            answer = await daemon.ask("POST", path, {**BODIES[path], name: value})
+            if answer.status == 200:
+                assert name not in answer.headers.get("x-uma-ignored", "")
+            else:
+                assert answer.status == 400
+                assert name in answer.body.decode()
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_asks_for_no_shape_is_not_refused(path: str, autojump_clock: MockClock) -> None:
+    """Some clients send the fields of several APIs with the values that change nothing."""
+    nothing = {
+        "response_format": {"type": "text"},
+        "format": "",
+        "text": {"verbosity": "low"},
+        "output_config": {},
+        "grammar": "",
+        "guided_choice": None,
+        "extra_body": {"top_k": 1},
+    }
+    async with http_house() as daemon:
+        answer = await daemon.ask("POST", path, {**BODIES[path], **nothing})
+        assert answer.status == 200, answer.body
+
+
+async def test_the_name_of_this_api_is_told(autojump_clock: MockClock) -> None:
+    async with http_house() as daemon:
+        body = {**BODIES["/v1/responses"], "response_format": JSON_OBJECT}
+        error = (await daemon.ask("POST", "/v1/responses", body)).error
+        assert (error["param"], "text.format" in error["message"]) == ("response_format", True)

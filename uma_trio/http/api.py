@@ -50,7 +50,7 @@ from uma_trio.http.loading import (
     model_for,
 )
 from uma_trio.http.prompts import PROMPT, with_prompts
-from uma_trio.http.shapes import shape_of
+from uma_trio.http.shapes import refuse_other_shapes, shape_of
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.tools import loosened_header
 from uma_trio.http.wire import sse
@@ -356,6 +356,7 @@ async def _reading(
 
     def read(document: Mapping[str, Any]) -> tuple[type[Api], Body]:
         chosen = api if choose is None else choose(document)
+        refuse_other_shapes(chosen.fields, document)
         return chosen, decode(chosen.fields, document, strict=shared.settings.strict)
 
     taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))

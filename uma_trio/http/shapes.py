@@ -7,7 +7,7 @@ OpenAI's is `response_format`, llama-server's `json_schema` and `grammar`, vLLM'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from uma_protocol.rules import ListOf, Text
@@ -24,7 +24,7 @@ from uma_trio.http.asking import (
     Either,
 )
 from uma_trio.http.fields import Body, Field, honoured
-from uma_trio.http.wire.errors import invalid
+from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.service.ask import Shape
 from uma_trio.service.checks import json_text
 
@@ -66,6 +66,54 @@ SERVING: tuple[Field, ...] = (
     *NO_MATTER,
 )
 """What texts and chats of OpenAI's and llama-server's APIs have in common beside how tokens are chosen."""
+
+
+_ELSEWHERE: Final = (
+    *(field.name for field in FIELDS),
+    *("format", "text", "output_config", "output_format"),  # Ollama, Responses, Messages
+    *("regex", "ebnf", "structural_tag", "choice", "schema", "guided_decoding"),  # SGLang, vLLM, the socket
+    *("regex_pattern", "grammar_string"),  # TabbyAPI
+)
+_NESTED: Final = ("options", "parameters", "extra_body", "nvext")
+
+
+def refuse_other_shapes(fields: Sequence[Field], document: Mapping[str, Any]) -> None:
+    """Refuse what asks for a shape under the name that another API has for it.
+
+    Ignored, it would give a client an answer that its parser cannot read.
+
+    Raises:
+        Fault: such a field is there, and is not among `fields`.
+    """
+    own = {field.name for field in fields if field.treatment == "honoured"}
+    for name in _ELSEWHERE:
+        if name not in own and _asks_for_shape(name, document.get(name)):
+            raise _other_shape(name, own)
+    for outer in _NESTED:
+        inside = document.get(outer)
+        for name in _ELSEWHERE if isinstance(inside, dict) else ():
+            if _asks_for_shape(name, inside[name] if name in inside else None):
+                raise _other_shape(f"{outer}.{name}", own)
+
+
+def _asks_for_shape(name: str, value: Any) -> bool:
+    if name in ("text", "output_config"):
+        value = value.get("format") if isinstance(value, dict) else None
+    if isinstance(value, dict) and value.get("type") == "text":
+        return False
+    return value not in (None, False, "", "text", [], {})
+
+
+def _other_shape(name: str, own: Collection[str]) -> Fault:
+    named = ", ".join(_SPELLED.get(known, known) for known in _ELSEWHERE if known in own)
+    return invalid(
+        name,
+        f"is another API's name for the shape of an answer; here it is asked for by {named}",
+        code="unsupported_parameter",
+    )
+
+
+_SPELLED: Final = {"text": "text.format", "output_config": "output_config.format"}
 
 
 def shape_of(body: Body) -> Shape | None:
