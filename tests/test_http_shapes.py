@@ -131,11 +131,6 @@ async def test_a_shape_that_says_nothing_changes_nothing(
         ({"structured_outputs": {"regex": 5}}, "structured_outputs", "must be a string"),
         ({"guided_choice": []}, "guided_choice", "a list of 1 to 256"),
         ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar", "cannot be combined with"),
-        (
-            {"guided_regex": "a", "ignore_eos": True},
-            "ignore_eos",
-            "cannot be combined with guided_regex",
-        ),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from http_kit import http_house
 from net_kit import TICK_S
-from reply_kit import PREFILLED_TEMPLATE, THINKING_TEMPLATE
+from reply_kit import HERMES_TEMPLATE, PREFILLED_TEMPLATE, THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import linear_cost
@@ -184,3 +184,34 @@ async def test_128_stop_strings_are_taken_and_129_are_not(autojump_clock: MockCl
             assert answer.status == 400
             assert named in answer.body.decode()
             assert "128" in answer.body.decode()
+
+
+@pytest.mark.parametrize("field", [{"ignore_eos": True}, {"min_tokens": 60}])
+async def test_an_answer_with_tools_goes_on_where_its_end_is_excluded(
+    field: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    """A client that measures a server asks for answers of one length, with tools or without."""
+    async with house("Hello", THINKING_TEMPLATE) as here:
+        for temperature in (0, 1):
+            more = {**field, "max_tokens": 60, "temperature": temperature, "seed": 1}
+            asked = {**body(CHAT, [], tools=True), **more}
+            answer = await here.connect().ask("POST", CHAT, asked)
+            assert answer.status == 200, answer.body
+            assert answer.json["usage"]["completion_tokens"] == 60
+
+
+@pytest.mark.parametrize("field", [{"ignore_eos": True}, {"min_tokens": 300}])
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_a_constraint_that_leaves_nothing_but_the_end_ends_the_answer(
+    field: dict[str, Any], temperature: int, autojump_clock: MockClock
+) -> None:
+    async with house(CALL, HERMES_TEMPLATE) as here:
+        more = {**field, "parallel_tool_calls": False, "temperature": temperature, "seed": 1}
+        asked = {**body(CHAT, [], tools=True), **more, "tool_choice": "required"}
+        choice = (await here.connect().ask("POST", CHAT, asked)).json["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert len(choice["message"]["tool_calls"]) == 1
+        shaped = {**body(CHAT, []), **field, "guided_choice": ["yes", "no"], "seed": 1}
+        choice = (await here.connect().ask("POST", CHAT, shaped)).json["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] in ("yes", "no")

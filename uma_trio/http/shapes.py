@@ -71,7 +71,14 @@ SERVING: tuple[Field, ...] = (
 _ELSEWHERE: Final = (
     *(field.name for field in FIELDS),
     *("format", "text", "output_config", "output_format"),  # Ollama, Responses, Messages
-    *("regex", "ebnf", "structural_tag", "choice", "schema", "guided_decoding"),  # SGLang, vLLM, the socket
+    *(
+        "regex",
+        "ebnf",
+        "structural_tag",
+        "choice",
+        "schema",
+        "guided_decoding",
+    ),  # SGLang, vLLM, the socket
     *("regex_pattern", "grammar_string"),  # TabbyAPI
 )
 _NESTED: Final = ("options", "parameters", "extra_body", "nvext")
@@ -92,7 +99,7 @@ def refuse_other_shapes(fields: Sequence[Field], document: Mapping[str, Any]) ->
     for outer in _NESTED:
         inside = document.get(outer)
         for name in _ELSEWHERE if isinstance(inside, dict) else ():
-            if _asks_for_shape(name, inside[name] if name in inside else None):
+            if _asks_for_shape(name, inside.get(name)):
                 raise _other_shape(f"{outer}.{name}", own)
 
 
