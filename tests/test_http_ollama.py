@@ -402,10 +402,10 @@ async def test_a_key_and_a_stopping_daemon_are_told_of(autojump_clock: MockClock
 async def test_what_is_not_served_says_so(
     autojump_clock: MockClock, method: str, path: str
 ) -> None:
-    """501, and why."""
+    """400, and why: no retry can help."""
     async with http_house() as daemon:
         answer = await daemon.ask(method, path, {"model": "any"})
-        assert (answer.status, type(answer.json["error"])) == (501, str)
+        assert (answer.status, type(answer.json["error"])) == (400, str)
 
 
 # --- models ---

@@ -109,9 +109,9 @@ async def root(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def no_store(exchange: Exchange, shared: Shared) -> Reply:
-    """Answer 501: the daemon serves the model that it was started with, and changes none."""
-    why = "the daemon serves the model that it was started with; see uma-trio pull and uma-trio models"
-    raise Fault(501, why, code="not_implemented")
+    """Answer 400: the daemon changes no models; `uma-trio pull` fetches them."""
+    why = "the daemon changes no models; see uma-trio pull and uma-trio models"
+    raise Fault(400, why, code="not_supported")
 
 
 def _entry(name: str, shared: Shared) -> dict[str, Any]:
