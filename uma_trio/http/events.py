@@ -200,7 +200,7 @@ def _picture(service: Service, snapshots: Sequence[Snapshot], viewer: Viewer) ->
     kept = [snapshot.prefixes for snapshot in snapshots if snapshot.prefixes is not None]
     return {
         "requests": listed,
-        "models": [[entry.names[0], entry.state] for entry in shelf]
+        "models": [[entry.names[0], entry.state] for entry in shelf if not entry.hidden]
         or [[served.bounds.model, "loaded"] for served in service.models],
         "waiting": sum(snapshot.waiting for snapshot in snapshots),
         "cells": _sums((each.used, each.reserved, each.total) for each in cells),

@@ -98,9 +98,10 @@ def refuse_other_shapes(fields: Sequence[Field], document: Mapping[str, Any]) ->
             raise _other_shape(name, own)
     for outer in _NESTED:
         inside = document.get(outer)
-        for name in _ELSEWHERE if isinstance(inside, dict) else ():
-            if _asks_for_shape(name, inside.get(name)):
-                raise _other_shape(f"{outer}.{name}", own)
+        if isinstance(inside, dict):
+            for name in _ELSEWHERE:
+                if _asks_for_shape(name, inside.get(name)):
+                    raise _other_shape(f"{outer}.{name}", own)
 
 
 def _asks_for_shape(name: str, value: Any) -> bool:

@@ -98,12 +98,11 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
     ]
     principal = exchange.principal
     # Clients choose the ids of the protocol, so another user's request may have the same one.
-    mine = [running for running in found if principal.may_change(running.origin.principal)]
-    wanted = [running.handle for running in mine or found]
-    if not [one for one in wanted if service.move(one, body.get("priority"), principal)]:
-        why = "that request is not running; GET /slots lists those that are"
+    moved = [one for one in found if service.move(one.handle, body.get("priority"), principal)]
+    if not moved:
+        why = "none of your requests is running under that name; GET /slots lists those that are"
         raise Fault(404, why, code="request_not_found")
-    return Reply(200, msgspec.json.encode({"ok": True, "moved": len(wanted)}))
+    return Reply(200, msgspec.json.encode({"ok": True, "moved": len(moved)}))
 
 
 def router_metrics(reading: LoadReading) -> str:
