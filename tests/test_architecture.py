@@ -98,6 +98,7 @@ ALLOWED = {
         ),
         *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.records"),
         *("uma_trio.engine.playout", "uma_trio.policy.state", "uma_trio.telemetry.outlook"),
+        "uma_trio.telemetry.catalogue",
         "uma_trio.spelling",
     },
     "uma_trio.service.agent": {"trio", "uma_trio.service", "uma_trio.sockets.accepting"},

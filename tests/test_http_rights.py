@@ -210,3 +210,26 @@ async def test_moving_a_request_does_not_tell_whether_another_users_lives(
         assert {answer.status for answer in answers} == {404}
         assert len({answer.body for answer in answers}) == 1
         client.close()
+
+
+async def test_no_figure_tells_a_stranger_the_length_of_a_request(
+    autojump_clock: MockClock,
+) -> None:
+    """What did not change but by the request of another user says how long it was."""
+
+    async def seen() -> str:
+        watcher = await watch(daemon, "/events")
+        told = str(await messages(watcher, 1.5))
+        watcher.close()
+        every = [told]
+        for path in ("/metrics?format=prometheus", "/metrics?format=json", "/slots"):
+            every.append((await daemon.ask("GET", path)).body.decode())
+        return " ".join(every)
+
+    async with http_house() as daemon:
+        daemon.peer = STRANGER
+        before = await seen()
+        for name in ("prompt_tokens", "tokens_generated_total", "prefix", "kv_cells_used", "'cells'"):
+            assert name not in before, name
+        daemon.peer = None
+        assert "'cells'" in await seen()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from uma_trio.backend.base import Adapter, ModelFacts
+from uma_trio.backend.base import Adapter
+from uma_trio.backend.base import ModelFacts as ModelFacts
 from uma_trio.service.served import ServedModel
 from uma_trio.words import Gives
 

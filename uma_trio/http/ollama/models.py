@@ -12,7 +12,6 @@ import msgspec
 
 from uma_protocol.rules import Text
 from uma_trio import __version__
-from uma_trio.backend.base import ModelFacts
 from uma_trio.http.asking import MODEL
 from uma_trio.http.fields import Field, fields_of, honoured, ignored
 from uma_trio.http.ollama.fields import required_model, tagged
@@ -22,7 +21,7 @@ from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.shelf import ShelfEntry
+from uma_trio.service.shelf import ModelFacts, ShelfEntry
 
 SHOW: Final[tuple[Field, ...]] = (
     MODEL,
