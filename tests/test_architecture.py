@@ -127,6 +127,7 @@ ALLOWED = {
         "uma_trio.sizes",
         "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
+        "uma_trio.text.annotations",
     },
     "uma_trio.http.explain": {"msgspec", "uma_protocol", "uma_trio.http", "uma_trio.stories"},
     "uma_trio.http.generate": {

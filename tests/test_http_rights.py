@@ -229,7 +229,13 @@ async def test_no_figure_tells_a_stranger_the_length_of_a_request(
     async with http_house() as daemon:
         daemon.peer = STRANGER
         before = await seen()
-        for name in ("prompt_tokens", "tokens_generated_total", "prefix", "kv_cells_used", "'cells'"):
+        for name in (
+            "prompt_tokens",
+            "tokens_generated_total",
+            "prefix",
+            "kv_cells_used",
+            "'cells'",
+        ):
             assert name not in before, name
         daemon.peer = None
         assert "'cells'" in await seen()

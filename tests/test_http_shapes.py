@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from http_kit import http_house
+from llguidance import LLMatcher
 from trio.testing import MockClock
+
+from uma_trio.text.annotations import FORMATS
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {
@@ -121,7 +124,26 @@ async def test_a_shape_that_says_nothing_changes_nothing(
             "response_format",
             '"not", which cannot be enforced',
         ),
-        ({"json_schema": {"uniqueItems": True, "type": "array"}}, "json_schema", '"uniqueItems"'),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"strict": True, "schema": {"uniqueItems": True}},
+                }
+            },
+            "response_format",
+            '"uniqueItems"',
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"strict": True, "schema": {"format": "password"}},
+                }
+            },
+            "response_format",
+            "password",
+        ),
         ({"json_schema": 5}, "json_schema", "an object"),
         ({"json_schema": "{"}, "json_schema", "is not usable"),
         ({"grammar": "root ::= ("}, "grammar", "is not usable"),
@@ -238,3 +260,60 @@ async def test_the_name_of_this_api_is_told(autojump_clock: MockClock) -> None:
         body = {**BODIES["/v1/responses"], "response_format": JSON_OBJECT}
         error = (await daemon.ask("POST", "/v1/responses", body)).error
         assert (error["param"], "text.format" in error["message"]) == ("response_format", True)
+
+
+ACCOUNT = {
+    "type": "object",
+    "properties": {
+        "password": {"type": "string", "format": "password", "maxLength": 4},
+        "amount": {"type": "string", "format": "decimal", "maxLength": 4},
+        "id": {"type": "integer", "format": "int64", "minimum": 0, "maximum": 9},
+        "day": {"type": "string", "format": "date"},
+        "format": {"enum": [{"format": "binary"}]},
+        "tags": {
+            "type": "array",
+            "items": {"enum": ["a", "b"]},
+            "maxItems": 2,
+            "uniqueItems": True,
+        },
+        "more": {"type": "array", "maxItems": 0, "uniqueItems": False},
+    },
+    "required": ["password", "amount", "id", "day", "format", "tags", "more"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": ACCOUNT}}}),
+        (CHAT, {"guided_json": json.dumps(ACCOUNT)}),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "schema": ACCOUNT}}}),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": ACCOUNT}}),
+        ("/api/chat", {"format": ACCOUNT}),
+    ],
+    ids=str,
+)
+async def test_what_only_annotates_is_left_out_and_named(
+    path: str, fields: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    """What pydantic and OpenAPI write of passwords, files and sets; all else is enforced."""
+    async with http_house() as daemon:
+        body = {**BODIES[path], **fields}
+        body.update({"options": {"num_predict": 400}} if path.startswith("/api") else {})
+        for most in {"max_tokens", "max_output_tokens"} & body.keys():
+            body[most] = 400
+        answer = await daemon.ask("POST", path, body)
+        assert answer.status == 200, answer.body
+        named = answer.headers["x-uma-loosened"]
+        assert named == "format:password, format:decimal, uniqueItems"
+        if path == CHAT:
+            said = json.loads(answer.json["choices"][0]["message"]["content"])
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", said["day"])
+            assert said["format"] == {"format": "binary"}
+
+
+def test_formats_that_are_enforced_are_known() -> None:
+    for name in sorted(FORMATS):
+        grammar = LLMatcher.grammar_from_json_schema({"type": "string", "format": name})
+        assert not LLMatcher.validate_grammar(grammar), name

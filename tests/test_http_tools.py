@@ -407,3 +407,14 @@ async def test_a_check_that_failed_by_chance_is_to_be_tried_again(
     assert answer.status == 429
     assert answer.headers["retry-after"] == "1"
     assert answer.json["error"]["message"] == "tools waited for others; try again"
+
+
+async def test_512_tools_are_offered_and_513_are_not(autojump_clock: MockClock) -> None:
+    tools = [{"type": "function", "function": {"name": f"t{n}"}} for n in range(513)]
+    call = '<tool_call>\n{"name": "t511", "arguments": {}}\n</tool_call>'
+    async with house(call, n_ctx=65_536) as daemon:
+        choice = (await asked(daemon, tools=tools[:512])).json["choices"][0]
+        assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["t511"]
+        refused = await asked(daemon, tools=tools)
+        assert (refused.status, refused.error["param"]) == (400, "tools")
+        assert "512" in refused.error["message"]

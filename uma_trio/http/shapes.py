@@ -27,6 +27,9 @@ from uma_trio.http.fields import Body, Field, honoured
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.service.ask import Shape
 from uma_trio.service.checks import json_text
+from uma_trio.text.annotations import without_annotations
+from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
+from uma_trio.text.slices import utf8
 
 _MAX_BYTES: Final = 65_536
 _ANY_OBJECT: Final = '{"type": "object"}'
@@ -152,7 +155,7 @@ def format_of(field: str, value: Any) -> Shape | None:
         return None if kind == "text" else Shape("schema", _ANY_OBJECT, field)
     if not isinstance(value.get("schema"), dict):
         raise invalid(field, 'must have a schema, as in {"type": "json_schema", "schema": {...}}')
-    return Shape("schema", _json(field, value["schema"]), field)
+    return _of_schema(field, value["schema"], strict=value.get("strict") is True)
 
 
 def word_or_schema(field: str, value: Any) -> Shape | None:
@@ -184,7 +187,7 @@ def _response_format(field: str, value: Any) -> Shape | None:
     inner = value.get("json_schema")
     if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
         raise invalid(field, 'must have a json_schema such as {"name": "x", "schema": {...}}')
-    return Shape("schema", _json(field, inner["schema"]), field)
+    return _of_schema(field, inner["schema"], strict=inner.get("strict") is True)
 
 
 def _structured(field: str, value: Any) -> Shape | None:
@@ -204,10 +207,31 @@ def _structured(field: str, value: Any) -> Shape | None:
 def _schema(field: str, value: Any) -> Shape | None:
     """Read a schema, or one that is written as a string; an empty one says nothing."""
     if isinstance(value, str):
-        return Shape("schema", value, field) if value.strip() else None
+        return _written_schema(field, value) if value.strip() else None
     if value is not None and not isinstance(value, dict):
         raise invalid(field, "must be a JSON Schema, which is an object")
-    return Shape("schema", _json(field, value), field) if value else None
+    return _of_schema(field, value) if value else None
+
+
+def _written_schema(field: str, text: str) -> Shape:
+    """Read a schema that is written as a string; what is none is for the compiler to say."""
+    try:
+        schema = decoded(utf8(text), JsonLimits(text=len(text)))
+    except (NotJson, Excessive):
+        schema = None
+    return _of_schema(field, schema) if isinstance(schema, dict) else Shape("schema", text, field)
+
+
+def _of_schema(field: str, schema: dict[str, Any], *, strict: bool = False) -> Shape:
+    """Return the shape of a schema; one that is not strict without what only annotates, which is named in the answer."""
+    text = _json(field, schema)
+    if strict or not any(word in text for word in _ANNOTATE):
+        return Shape("schema", text, field)
+    bare, dropped = without_annotations(schema)
+    return Shape("schema", _json(field, bare), field, dropped)
+
+
+_ANNOTATE: Final = ('"format"', '"uniqueItems"')
 
 
 def _object(field: str, value: Any) -> Shape | None:

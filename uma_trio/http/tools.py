@@ -140,9 +140,9 @@ def call_of(call: Call) -> dict[str, Any]:
 
 
 def loosened_header(generations: Sequence[Generation]) -> Headers:
-    """Return the header that names the tools whose arguments are held to less than their schema."""
+    """Return the header that names what is held to less than its schema: tools, or keywords of an answer's schema."""
     names = generations[0].reading.loosened
-    # A header's value has no space at its ends, and nothing but ASCII.
-    plain = [name for name in names if name.isascii() and " " not in name]
+    # A header's value has no space at its ends, and nothing but printable ASCII.
+    plain = [name for name in names if name.isascii() and name.isprintable() and " " not in name]
     shown = ", ".join(plain[:16])
     return (("X-UMA-Loosened", shown or str(len(names))),) if names else ()
