@@ -108,7 +108,7 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
     # Clients choose the ids of the protocol, so another user's request may have the same one.
     moved = [one for one in found if service.move(one.handle, body.get("priority"), principal)]
     if not moved:
-        why = "none of your requests is running under that name; GET /slots lists those that are"
+        why = "that request is not running, or not yours; GET /slots lists those that are"
         raise Fault(404, why, code="request_not_found")
     return Reply(200, msgspec.json.encode({"ok": True, "moved": len(moved)}))
 

@@ -399,9 +399,7 @@ class Connection:
     def _change(self, change: Callable[[int], bool], request: Cancel | SetPriority) -> None:
         """Change what runs under a handle, and say whether there was anything."""
         found = change(request.request or 0)
-        why = (
-            "none of your requests is running under that number; `uma-trio ps` lists those that are"
-        )
+        why = "that request is not running, or not yours; `uma-trio ps` lists those that are"
         self._say(Ok(id=request.id) if found else error_event(Code.E_PROTO_005, why))
 
     def _on_sessions(self, request: ListSessions) -> None:
