@@ -12,6 +12,7 @@ from reply_kit import HERMES_TEMPLATE, PREFILLED_TEMPLATE, THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import linear_cost
+from uma_trio.text.stream import StopStrings
 from uma_trio_sim.scripted import ScriptedBackend
 
 CHAT, RESPONSES, MESSAGES, OLLAMA = (
@@ -215,3 +216,29 @@ async def test_a_constraint_that_leaves_nothing_but_the_end_ends_the_answer(
         choice = (await here.connect().ask("POST", CHAT, shaped)).json["choices"][0]
         assert choice["finish_reason"] == "stop"
         assert choice["message"]["content"] in ("yes", "no")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_in_reading_one_answer_ends_that_one_only(
+    stream: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """It is found where the items of all requests are delivered."""
+    push = StopStrings.push
+
+    def broken(stops: StopStrings, text: str) -> str:
+        if "o" in text:
+            raise RuntimeError("a fault of ours")
+        return push(stops, text)
+
+    async with house(f"{THOUGHT}\n</think>\n\nHello END there") as here:
+        other, mine = here.connect(), here.connect()
+        await other.send("POST", CHAT, body(CHAT, []))
+        with monkeypatch.context() as patch:
+            patch.setattr(StopStrings, "push", broken)
+            answer = await mine.ask("POST", CHAT, body(CHAT, ["END"], stream=stream))
+        said = answer.events[-1] if stream else answer.json
+        assert "error" in said, answer.body
+        assert len(here.inner.log.faults) == 1
+        here.inner.log.faults.clear()
+        assert read(CHAT, (await other.answer()).json)[1] == "Hello END there"
+        assert read(CHAT, (await here.ask("POST", CHAT, body(CHAT, ["END"]))).json)[1] == "Hello "

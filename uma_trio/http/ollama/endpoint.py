@@ -87,7 +87,7 @@ class _Ollama(Api):
             return None
         body = with_options(body, strict=shared.settings.strict)
         named, service = body.get("model"), shared.service
-        entry = service.configured(named, "text", exact=shared.settings.strict)
+        entry = service.configured(named, "text", exact=True)
         ignored = list(body.ignored)
         if entry is None:
             required_model(named, shared.of(named))
