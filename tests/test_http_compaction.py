@@ -199,3 +199,29 @@ async def test_tools_may_be_added_by_an_item(autojump_clock: MockClock) -> None:
         more = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
         response = (await here.ask("POST", PATH, asked(more))).json
         assert next(item["type"] for item in response["output"]) == "function_call"
+
+
+async def test_blocks_of_messages_are_read_known_or_refused(autojump_clock: MockClock) -> None:
+    """Messages has a compaction block, too, with the summary in the open."""
+
+    def said(*blocks: Any) -> dict[str, Any]:
+        turns = [{"role": "assistant", "content": [*blocks]}, USER]
+        return {"messages": [USER, *turns], "max_tokens": 4}
+
+    async with house() as here:
+        path = "/v1/messages"
+        block = {"type": "compaction", "content": SUMMARY}
+        plain = (await here.ask("POST", f"{path}/count_tokens", said())).json["input_tokens"]
+        more = (await here.ask("POST", f"{path}/count_tokens", said(block))).json["input_tokens"]
+        assert more > plain + len(SUMMARY)
+        failed = {"type": "compaction", "content": None}
+        assert (await here.ask("POST", path, said(failed))).status == 200
+        use = {"type": "mcp_tool_use", "id": "m", "name": "f", "input": {}, "server_name": "s"}
+        result = {"type": "mcp_tool_result", "tool_use_id": "m", "content": "blue"}
+        answer = await here.ask("POST", path, said(use, result))
+        assert (answer.status, answer.headers.get("x-uma-ignored")) == (200, None)
+        answer = await here.ask("POST", path, said({"type": "server_tool_use", "id": "s"}))
+        assert "server_tool_use" in answer.headers["x-uma-ignored"]
+        answer = await here.ask("POST", path, said({"type": "hologram"}))
+        assert (answer.status, answer.error["param"]) == (400, "messages[1].content[0].type")
+        assert "hologram" in answer.error["message"]

@@ -242,3 +242,17 @@ async def test_a_fault_in_reading_one_answer_ends_that_one_only(
         here.inner.log.faults.clear()
         assert read(CHAT, (await other.answer()).json)[1] == "Hello END there"
         assert read(CHAT, (await here.ask("POST", CHAT, body(CHAT, ["END"]))).json)[1] == "Hello "
+
+
+async def test_the_protocol_of_the_socket_has_the_same_stop_strings(
+    autojump_clock: MockClock,
+) -> None:
+    asked = {"messages": USER, "stop": ["END"], "max_tokens": 400, "temperature": 0}
+    async with house(f"{THOUGHT}\n</think>\n\nHello END there") as here:
+        eos = (await here.ask("POST", "/generate", {**asked, "stream": False})).json
+        assert (eos["reasoning"], eos["text"], eos["reason"]) == (THOUGHT, "Hello ", "stop")
+        events = (await here.ask("POST", "/generate", asked)).events
+        tokens = [event for event in events if event["event"] == "token"]
+        text = "".join(token["text"] for token in tokens) + (events[-1].get("text") or "")
+        assert (text, events[-1]["reason"]) == ("Hello ", "stop")
+        assert "".join(token.get("reasoning") or "" for token in tokens) == THOUGHT

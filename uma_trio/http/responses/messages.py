@@ -38,7 +38,6 @@ _SUMMARISE: Final = (
     "names, paths, commands, numbers and error messages that are still needed, and what remains to be done. "
     "Do not continue the task and do not answer anything. Write only the summary."
 )
-_SUMMARISED: Final = "This is a summary of the conversation so far:\n\n"
 
 
 def seal(thought: str) -> str:
@@ -223,7 +222,7 @@ def _call_id(item: Mapping[str, Any], path: str) -> str:
 
 
 def _compaction(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
-    turns.user(_SUMMARISED + _summary_of(item, path))
+    turns.summary(_summary_of(item, path))
 
 
 def _trigger(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
