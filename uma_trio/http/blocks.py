@@ -18,7 +18,7 @@ from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning
 from uma_trio.text.slices import utf8
 
-Kind = Literal["text", "thought", "call"]
+Kind = Literal["text", "thought", "call", "compaction"]
 
 
 @frozen

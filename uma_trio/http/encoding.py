@@ -41,7 +41,7 @@ def refuse_without(shared: Shared, gives: Gives) -> None:
         shared.service.require(gives)
     except Refusal as refusal:
         why = refusal.message
-        raise Fault(501, why, code="not_implemented", kind="not_supported_error") from None
+        raise Fault(400, why, code="not_supported") from None
 
 
 @asynccontextmanager

@@ -147,7 +147,7 @@ def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _check_shape(ask: Ask) -> None:
-    """Check that only the constraint ends a constrained answer. Raises :class:`Refusal`."""
+    """Check that one thing at most constrains the answer. Raises :class:`Refusal`."""
     chat = ask.prompt if isinstance(ask.prompt, Chat) else None
     tools = chat is not None and chat.tools and chat.choice.mode != "none"
     if ask.shape is not None and tools:
@@ -156,19 +156,6 @@ def _check_shape(ask: Ask) -> None:
             f"{ask.shape.field} cannot be combined with tools; omit one of them, or set tool_choice none",
             field=ask.shape.field,
         )
-    if ask.shape is None and not tools:
-        return
-    named = "tools" if ask.shape is None else ask.shape.field
-    for field, set_ in (
-        ("ignore_eos", ask.sampling.ignore_eos),
-        ("min_tokens", ask.sampling.min_tokens > 0),
-    ):
-        if set_:
-            raise Refusal(
-                Code.E_PROTO_003,
-                f"{field} cannot be combined with {named}, because these decide where the answer ends",
-                field=field,
-            )
 
 
 def _check_tools(chat: Chat) -> None:

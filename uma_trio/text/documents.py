@@ -16,6 +16,7 @@ from attrs import frozen
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.text.slices import SLICE, utf8
+from uma_trio.text.surrogates import without_lone_surrogates
 from uma_trio.text.veil import Veil
 
 _KNOWS_RESULTS: Final = re.compile(r"""[!=]=\s*['"]tool['"]""")
@@ -152,7 +153,7 @@ class CallArguments:
 
     def _decoded(self, text: str) -> Any:
         if len(text) <= SLICE:
-            return json.loads(text)
+            return json.loads(without_lone_surrogates(utf8(text)))
         return decoded(utf8(text), JsonLimits(values=self._left, text=len(text)))
 
 

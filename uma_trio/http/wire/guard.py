@@ -82,7 +82,8 @@ def admit(head: Head, settings: Settings, access: Access, peer: Principal) -> Pr
     if head.method == "POST":
         _check_kind(head)
         codings_of(head)
-    return principal
+    # A page acts with its reader's rights, who may be the operator and did not ask for what it does.
+    return evolve(principal, is_operator=False) if "origin" in head.headers else principal
 
 
 def preflight(head: Head, settings: Settings) -> Headers:
