@@ -27,10 +27,16 @@ from uma_trio.engine.planner import EngineSettings
 pytestmark = pytest.mark.real
 
 
-def conversation(path: Path, budget: int) -> list[list[int]]:
+def conversation(path: Path, budget: int, *, streams: bool = False) -> list[list[int]]:
     """Run three turns of a conversation, each twice, and two that part from it; return the answers."""
     backend = LlamaBackend.load(
-        path, n_ctx=1024, n_slots=3, n_batch=64, threads=1, flash_attention="off"
+        path,
+        n_ctx=1536,
+        n_slots=3,
+        n_batch=64,
+        threads=1,
+        kv_layout="streams" if streams else "unified",
+        flash_attention="on" if streams else "off",  # across cells V is not saved from a stream
     )
     made = Bench(backend, settings=EngineSettings(prefix_bytes=budget))  # type: ignore[arg-type]
     prefix, answers = made.engine.cells.prefix, []
@@ -64,6 +70,12 @@ def test_every_kind_of_memory_answers_the_same_with_the_cache(shape: Shape, tmp_
     """Attention, windows, recurrent and hybrid states; whole and partial hits, resident and saved."""
     path = write_model(tmp_path / "model.gguf", shape)
     assert conversation(path, 16 << 20) == conversation(path, 0)
+
+
+def test_streams_answer_the_same_with_the_cache(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", PRESETS["tiny"])
+    without = conversation(path, 0, streams=True)
+    assert conversation(path, 16 << 20, streams=True) == without
 
 
 NO_WAY = "off: the model's state cannot go back to an earlier token"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from attrs import define, field
 
 from uma_trio.backend.base import Backend, IntArray
 from uma_trio.engine.prefix.pages import Page, common
 from uma_trio.policy.fairness import Path
+
+#: Tokens at the end of a leaf that are dropped rather than copied: computing so many takes as long as copying a stream.
+SHORT_END: Final = 256
 
 
 @define(eq=False)
@@ -88,6 +92,23 @@ class Leaves:
         self.n_tokens += len(leaf.tokens)
         self._counted = False
         return True
+
+    def shorten(self, leaf: Leaf, n: int) -> None:
+        """Drop the end of a leaf behind `n` tokens, if it is short: else all would be copied for it (copy on write)."""
+        excess = len(leaf.tokens) - n
+        if not 0 < excess <= SHORT_END:
+            return
+        leaf.tokens = leaf.tokens[:n]
+        self.n_tokens -= excess
+        self.backend.kv_remove(leaf.seq, n)
+        page = leaf.page
+        while page is not None and page.end > n:
+            page = page.parent
+        leaf.page = (
+            page if page is not None and page.parent is not None else None
+        )  # the root is no page
+        leaf.saved = 0 if leaf.page is None else leaf.page.end
+        self._counted = False
 
     def recount(self) -> None:
         """Note that cells were shared or dropped; `cells` of each leaf is counted when needed."""

@@ -35,27 +35,31 @@ class Room:
     reuse: Reuse
     rent_s: float = 0.0
 
-    def make(self, n_tokens: int) -> bool:
-        """Drop leaves until `n_tokens` cells are free; False if none was dropped.
-
-        Saved leaves are dropped first. A leaf whose cells are all held by requests stays, because
-        dropping it would free nothing.
-        """
-        most = self.backend.limits.n_ctx - n_tokens
-        if not len(self.leaves) or self.backend.kv_used() <= most:
-            return False
-        self.leaves.count()
-        order = [leaf for leaf in self.leaves if leaf.cells]
-        order.sort(key=lambda leaf: (leaf.to_save > 0, leaf.used_at))
-        for leaf in order:
+    def make(self, slots: Sequence[int], n_tokens: int) -> None:
+        """Drop leaves until these slots have cells for `n_tokens` more, saved leaves first."""
+        if not len(self.leaves) or not self.backend.kv_shortage(slots, n_tokens):
+            return
+        for leaf in self._droppable():
             self.drop(leaf)
-            if self.backend.kv_used() <= most:
+            if not self.backend.kv_shortage(slots, n_tokens):
                 break
-        return len(order) > 0
 
     def drop_all(self) -> bool:
         """Drop all leaves with cells, after a decode found no room; False if there are none."""
-        return self.make(self.backend.limits.n_ctx)
+        order = self._droppable()
+        for leaf in order:
+            self.drop(leaf)
+        return len(order) > 0
+
+    def _droppable(self) -> list[Leaf]:
+        """Return the leaves that free cells, the saved ones first.
+
+        A leaf whose cells are all held by requests stays, because dropping it would free nothing.
+        """
+        self.leaves.count()
+        order = [leaf for leaf in self.leaves if leaf.cells]
+        order.sort(key=lambda leaf: (leaf.to_save > 0, leaf.used_at))
+        return order
 
     def empty(self) -> None:
         """Save all leaves and take them out of the KV cache, before a request begins that is alone in it.
