@@ -182,3 +182,21 @@ def test_short_slots_share_one_cache_by_default(models: dict[str, Path]) -> None
     made = load(models["exact"], kv_layout="auto")
     assert (made.limits.n_streams, made.limits.n_ctx_seq) == (1, CELLS * 4)
     made.close()
+
+
+def test_a_leaf_that_reaches_beyond_a_request_in_its_stream_can_be_dropped_for_it(
+    backend: Backend,
+) -> None:
+    """With every other stream in use the request computes in place."""
+    feed(backend, 0, text(1, 200))
+    leaf = backend.limits.leaf_ids[0]
+    assert backend.kv_copy(0, leaf, 0, 200)
+    backend.kv_remove(0)
+    assert backend.kv_copy(leaf, 0, 0, 120)
+    for slot in (1, 2, 3):
+        feed(backend, slot, text(slot, 20))
+    assert backend.kv_portions([leaf]) == [80.0]
+    assert backend.kv_shortage([0], 1) > 0
+    backend.kv_remove(leaf)
+    assert backend.kv_shortage([0], 1) == 0
+    assert decode(backend, prompt(0, text(7, 5), 120)) == DecodeStatus.OK

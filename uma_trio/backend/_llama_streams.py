@@ -119,13 +119,21 @@ class StreamMemory:
         return sum(self._holders[seq].length for seq in seqs) - sum(longest.values())
 
     def portions(self, leaves: Sequence[int]) -> list[float]:
-        """Return how many cells dropping each of `leaves` would free: those of a stream that no slot holds."""
-        by_slots = {holder.stream for holder in self._holders[: self.n_streams]}
-        held = [self._holders[leaf] for leaf in leaves]
-        streams = [holder.stream for holder in held]
+        """Return how many cells of each stream only `leaves` hold, for each leaf its part.
+
+        A slot can compute in a stream only once no leaf reaches beyond it.
+        """
+        longest = [0] * self.n_streams
+        for holder in self._holders[: self.n_streams]:
+            if holder.stream != _NONE:
+                longest[holder.stream] = max(longest[holder.stream], holder.length)
+        beyond = [h.length - longest[h.stream] for h in (self._holders[leaf] for leaf in leaves)]
+        streams = [
+            self._holders[leaf].stream for leaf, n in zip(leaves, beyond, strict=True) if n > 0
+        ]
         return [
-            0.0 if h.stream in by_slots else self._filled[h.stream] / streams.count(h.stream)
-            for h in held
+            max(0, n) / max(1, streams.count(self._holders[leaf].stream))
+            for leaf, n in zip(leaves, beyond, strict=True)
         ]
 
     def runs(self, seq: int, first: int, last: int) -> int:

@@ -195,6 +195,7 @@ class PrefixCache:
             pages = pages[0].path[:-1] + pages
         if found.leaf is not None and n:
             self.leaves.use(found.leaf, self._clock())
+            self.room.used(found.leaf)
         self.leaves.recount()
         kind: Source = source or ("leaf" if found.leaf is not None else "running")
         if pages:
@@ -382,6 +383,7 @@ class PrefixCache:
         if not self.leaves.keep(leaf, sequence.slot):
             self.failures["copy"] += 1
             return
+        self.room.used(leaf)
         for other in self.leaves.within(leaf):
             self.room.drop(other)
         self.saving.add(leaf)

@@ -11,8 +11,10 @@ from uma_trio.backend.base import Backend, IntArray
 from uma_trio.engine.prefix.pages import Page, common
 from uma_trio.policy.fairness import Path
 
-#: Tokens at the end of a leaf that are dropped rather than copied: computing so many takes as long as copying a stream.
-SHORT_END: Final = 256
+#: A request that continues before the end of a leaf needs a copy of its stream, and the two hold two streams from then
+#: on. So an end of few tokens, or of a small part of the prefix, is dropped: most are answers that the client has cut.
+SHORT_END: Final = 1024
+SHORT_PART: Final = 8
 
 
 @define(eq=False)
@@ -45,6 +47,7 @@ class Leaf:
     leaving: bool = False
     given_up: bool = False
     again_s: float = 0.0
+    level: float = 0.0  # of Room, when it was used last
 
     @property
     def unsaved(self) -> int:
@@ -94,9 +97,9 @@ class Leaves:
         return True
 
     def shorten(self, leaf: Leaf, n: int) -> None:
-        """Drop the end of a leaf behind `n` tokens, if it is short: else all would be copied for it (copy on write)."""
+        """Drop the end of a leaf behind `n` tokens, if it is short."""
         excess = len(leaf.tokens) - n
-        if not 0 < excess <= SHORT_END:
+        if not 0 < excess <= max(SHORT_END, n // SHORT_PART):
             return
         leaf.tokens = leaf.tokens[:n]
         self.n_tokens -= excess
