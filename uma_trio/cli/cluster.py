@@ -357,9 +357,10 @@ def _changing(asked: _Asked, found: Cluster, undo: Callable[[], None]) -> Iterat
     try:
         yield
     except BaseException:
-        for step in (lambda: _write(asked, found), undo):
-            with suppress(Trouble, NotRunning, NotDone):
-                step()
+        with suppress(Trouble):
+            _write(asked, found)
+        with suppress(NotRunning, NotDone):
+            undo()
         raise
 
 
