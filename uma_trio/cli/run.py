@@ -50,7 +50,7 @@ class Asking(AnswerFlags):
         int,
         Parameter(
             help="The number of answers, each printed under a heading; the prompt is computed once. With more "
-            "than one the default of --temperature is 0.8, because the answers would be equal."
+            "than one the default of --temperature is the model's, or 0.8: at 0 the answers would be equal."
         ),
     ] = 1
     tools: Annotated[
