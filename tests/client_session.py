@@ -125,12 +125,15 @@ def converse(ask: Ask, judge: Callable[[list[Message]], Any] | None = None) -> N
 def gathered(chunks: Iterable[Any]) -> Message:
     """Return the message that came as a stream."""
     content, calls = "", {}
+    current: dict[
+        int, Any
+    ] = {}  # LiteLLM numbers every call of Ollama's API 0, with ids of their own
     for chunk in chunks:
         for choice in chunk.choices:
             content += choice.delta.content or ""
             for part in choice.delta.tool_calls or ():
-                call = calls.setdefault(part.index, {"id": "", "name": "", "arguments": ""})
-                call["id"] += part.id or ""
+                key = current[part.index] = part.id or current.get(part.index)
+                call = calls.setdefault(key, {"id": key, "name": "", "arguments": ""})
                 call["name"] += part.function.name or ""
                 call["arguments"] += part.function.arguments or ""
     made = [{"id": one.pop("id"), "type": "function", "function": one} for one in calls.values()]

@@ -166,6 +166,10 @@ _LENGTHS = ("--synthetic-input-tokens-mean", "60", "--output-tokens-mean", "20")
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "chat": (*_ASKED, *_LENGTHS),
     "streaming": (*_ASKED, *_LENGTHS, "--streaming", "--extra-inputs", "ignore_eos:true"),
+    "agents": (
+        *(*_ASKED, *_LENGTHS, "--streaming", "--extra-inputs"),
+        json.dumps({"ignore_eos": True, "tools": CHAT_TOOLS}),
+    ),
 }
 
 
