@@ -325,12 +325,15 @@ def test_beside_tools_a_final_message_in_harmony_has_its_shape() -> None:
         assert not taken(before + "<|channel|>final<|message|>So.")
 
 
-#: Formats with markers that are control tokens, which have tests of their own.
-FRAMED = frozenset({"<|channel|><|message|><|start|>", "<|open|><|close|><|sep|>'call'"})
 CALL = {"name": "look", "arguments": {"x": 3}}
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - FRAMED))
+UNFRAMED = sorted(
+    name for name, made in FORMATS.items() if made.calls is not None and not made.calls.framed
+)
+
+
+@pytest.mark.parametrize("name", UNFRAMED)
 def test_beside_tools_a_reply_of_every_format_has_a_shape_or_calls(
     grammarian: Grammarian, name: str
 ) -> None:
