@@ -8,6 +8,7 @@ help:
 	@echo "make demo     set up, start the daemon, show four clients streaming at once"
 	@echo "make test     set up, run every test: first those without a model, then the real ones"
 	@echo "make foreign  llama.cpp's own server tests against this daemon; ARGS=--short for half a minute"
+	@echo "make clients  a session of every client that people use, unmodified; installs 2 GB; ARGS='litellm aiperf' for some"
 	@echo "make check    lint, format, types, import rules, freshness of generated docs"
 	@echo "make docs     render the generated parts of docs/"
 	@echo "make bench    throughput and overhead, beside llama.cpp's own programs if they are here"
@@ -46,6 +47,10 @@ test: setup-test
 .PHONY: foreign
 foreign: setup-test
 	@$(BIN)/python scripts/foreign_server_tests.py $(ARGS)
+
+.PHONY: clients
+clients: setup-test
+	@$(BIN)/python scripts/clients.py $(ARGS)
 
 .PHONY: check
 check: setup-checks

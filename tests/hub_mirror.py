@@ -98,7 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif m.elsewhere and body:
             self._send(302, {"Location": f"{m.elsewhere}{path}"}, b"")
         else:
-            self._file(path.partition("/resolve/main/")[2], body=body)
+            name = next((name for name in m.files if path.endswith(f"/{name}")), "")
+            self._file(name, body=body)
 
     def _file(self, name: str, *, body: bool) -> None:
         m = self.mirrored

@@ -20,14 +20,27 @@ ASKING = "\x1b[?2004h"  # bracketed paste is on: the question can be read
 class Terminal:
     """A terminal with the command in it; what it shows is read until some words are there."""
 
-    def __init__(self, *command: str, home: Path, rows: int = 24, columns: int = 80) -> None:
+    def __init__(
+        self,
+        *command: str,
+        home: Path,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: Path | None = None,
+    ) -> None:
         self._end, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(theirs)
         env = {**os.environ, "HOME": str(home), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
         env.pop("XDG_STATE_HOME", None)
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
         )
         os.close(theirs)
         self._seen, self._at = "", 0

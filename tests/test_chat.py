@@ -9,15 +9,21 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+from attrs import fields
+from cli_kit import answer, double
 from hypothesis import given
 from hypothesis import strategies as st
 from terminal_kit import Terminal
 
-from uma_trio.cli.chat import _HELP, Talk, _Sampling, chat
+from uma_protocol import Generate
+from uma_trio.cli.answer_flags import AnswerFlags
+from uma_trio.cli.chat import _HELP, Talk, chat
 from uma_trio.cli.conversation import Conversation
 from uma_trio.cli.wrapped import Wrapped
 from uma_trio.client import ServerError
@@ -152,8 +158,7 @@ def talking(monkeypatch: pytest.MonkeyPatch, said: list[str], answers: list[str]
     monkeypatch.setattr("uma_trio.cli.chat._generate", generate)
     monkeypatch.setattr("uma_trio.cli.chat._keys_unseen", nullcontext)
     monkeypatch.setattr("uma_trio.cli.chat._say", said.append)
-    sampling = _Sampling(0.0, None, None)
-    return Talk(Path("s"), Conversation("Be brief."), sampling, stats=False, wait=False)
+    return Talk(Path("s"), AnswerFlags(system="Be brief.", temperature=0.0, wait=False))
 
 
 def test_again_that_fails_keeps_the_earlier_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +170,111 @@ def test_again_that_fails_keeps_the_earlier_answer(monkeypatch: pytest.MonkeyPat
     assert talk._conversation.turns == [("user", "?"), ("assistant", "one")]
     talk._obey("/again")
     assert talk._conversation.turns == [("user", "?"), ("assistant", "two")]
+
+
+def test_again_without_a_question_keeps_the_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A conversation that was loaded may begin with an answer, or have two in a row."""
+    said: list[str] = []
+    talk = talking(monkeypatch, said, ["three"])
+    path = tmp_path / "talk.json"
+    one, two = [{"role": "assistant", "content": text} for text in ("one", "two")]
+    path.write_text(json.dumps([one]))
+    talk._obey(f"/load {path}")
+    talk._obey("/again")
+    assert said[-1] == "There is no question yet.\n"
+    assert talk._conversation.turns == [("assistant", "one")]
+    path.write_text(json.dumps([{"role": "user", "content": "?"}, one, two]))
+    talk._obey(f"/load {path}")
+    talk._obey("/again")
+    assert talk._conversation.turns == [("user", "?"), ("assistant", "three")]
+
+
+#: A value of each flag of an answer, and what it is in the request.
+FLAGS: dict[str, tuple[str, Any]] = {
+    "max_tokens": ("9", 9),
+    "temperature": ("0.9", 0.9),
+    "top_p": ("0.8", 0.8),
+    "top_k": ("40", 40),
+    "min_p": ("0.1", 0.1),
+    "presence_penalty": ("0.5", 0.5),
+    "frequency_penalty": ("0.25", 0.25),
+    "repeat_penalty": ("1.5", 1.5),
+    "repeat_last_n": ("32", 32),
+    "min_tokens": ("2", 2),
+    "seed": ("7", 7),
+    "stop": ("END", ("END",)),
+    "schema": ("schema.json", {"type": "object"}),
+    "grammar": ("answer.gbnf", 'root ::= "a"'),
+    "model": ("code", "code"),
+    "priority": ("background", "background"),
+    "session": ("mine", "mine"),
+    "cache": ("ours", "ours"),
+    "speculation": ("off", "off"),
+    "pace": ("asap", "asap"),
+    "awaits": ("nothing", "nothing"),
+    "app": ("editor", "editor"),
+}
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+@pytest.mark.parametrize("without", ["schema", "grammar"])
+async def test_a_conversation_has_every_flag_of_an_answer(verb: str, without: str) -> None:
+    """Also the one that begins because `run` has no prompt."""
+    others = {"socket", "wait", "start", "system"}
+    assert {each.name for each in fields(AnswerFlags)} == FLAGS.keys() | others
+    asked = {name: flag for name, flag in FLAGS.items() if name != without}
+    flags = [f"--{name.replace('_', '-')}={text}" for name, (text, _) in asked.items()]
+    with tempfile.TemporaryDirectory(prefix="uma") as name:
+        folder = Path(name)
+        (folder / "schema.json").write_text('{"type": "object"}')
+        (folder / "answer.gbnf").write_text('root ::= "a"')
+        async with double(folder, answer("well")) as daemon:
+            command = [sys.executable, "-m", "uma_trio", verb, f"--socket={daemon.path}", *flags]
+            terminal = Terminal(*command, "--system", "Be brief.", home=folder, cwd=folder)
+            await trio.to_thread.run_sync(partial(ask_and_leave, terminal))
+        (request,) = [each for each in daemon.heard if isinstance(each, Generate)]
+    assert {name: getattr(request, name) for name in asked} == {
+        name: value for name, (_, value) in asked.items()
+    }
+    messages = [(turn.role, turn.content) for turn in request.messages or ()]
+    assert messages == [("system", "Be brief."), ("user", "hello")]
+
+
+def ask_and_leave(terminal: Terminal) -> None:
+    """Ask one question, and press Ctrl-D behind its answer."""
+    terminal.until("Ctrl-D leaves.")
+    terminal.answer("hello\r")
+    terminal.until("well")
+    assert terminal.leave() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--n", "2"], "has no --n."),
+        (["--json", "--no-stream", "--raw"], "has no --stream or --json or --raw."),
+        (["--tools", "x.json", "--tool-choice", "auto"], "has no --tools."),
+        (["--top-p", "7"], "--top-p must be a number from 0 to 1"),
+    ],
+)
+def test_a_flag_that_a_conversation_cannot_have_is_refused(
+    tmp_path: Path, flags: list[str], said: str
+) -> None:
+    """By its name, before a question is asked."""
+    command = [
+        sys.executable,
+        "-m",
+        "uma_trio",
+        "run",
+        "--socket",
+        str(tmp_path / "s"),
+        "--no-wait",
+    ]
+    terminal = Terminal(*command, *flags, home=tmp_path, columns=200)
+    terminal.until(said)
+    assert terminal.end() == 1
 
 
 def test_the_system_message_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +306,7 @@ def test_another_model_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         "Model: a:polite\n",
         "Others: a, b\n",
     ]
-    assert talk._sampling.model == "a:polite"
+    assert talk._asking.model == "a:polite"
 
 
 def test_every_other_command_does_what_help_says(

@@ -89,6 +89,18 @@ async def test_each_choice_has_its_tokens_and_its_end(autojump_clock: MockClock)
         assert eos.request == min(end.request for end in ends)
 
 
+async def test_several_answers_are_sampled_unless_told_otherwise(
+    autojump_clock: MockClock,
+) -> None:
+    """At temperature 0 all would be equal: by the request's, else by the model's own, else by 0.8."""
+    several = {"n": 3, "seed": 7}
+    async with house() as daemon:
+        assert len(set(texts(await asked(daemon, **several), 3))) > 1
+        assert len(set(texts(await asked(daemon, **several, temperature=0.0), 3))) == 1
+        daemon.served.defaults = {"temperature": 0.0}
+        assert len(set(texts(await asked(daemon, **several), 3))) == 1
+
+
 async def test_the_first_choice_is_what_the_seed_gives_alone(autojump_clock: MockClock) -> None:
     """And all of them are the same each time; no choice is one of the next seed's."""
     async with house() as daemon:

@@ -206,18 +206,6 @@ async def test_uma_cli_streams_text_and_nothing_else(folder: Path) -> None:
     assert (asked.prompt, asked.messages, asked.temperature) == ("Hello", None, None)
 
 
-@pytest.mark.parametrize(("flags", "temperature"), [([], 0.8), (["--temp=0"], 0.0)])
-async def test_several_answers_are_sampled_unless_told_otherwise(
-    folder: Path, flags: list[str], temperature: float
-) -> None:
-    """At temperature 0 all of them would be equal."""
-    async with double(folder, [eos(text="whole")]) as daemon:
-        await run("uma-cli", "--n=2", "--no-stream", *flags, "hi", UMA_SOCK=str(daemon.path))
-    (asked,) = daemon.heard
-    assert isinstance(asked, Generate)
-    assert (asked.n, asked.temperature) == (2, temperature)
-
-
 async def test_every_flag_reaches_the_request(folder: Path) -> None:
     """What is typed is what is sent."""
     flags = ["--max-tokens=7", "--temp=0.5", "--top-p=0.9", "--top-k=40", "--min-p=0.05"]

@@ -553,8 +553,8 @@ async def test_a_conversation_goes_on_behind_a_call(autojump_clock: MockClock, p
         assert text.endswith("</tool_call>")
 
 
-def test_several_answers_are_sampled_unless_told_otherwise() -> None:
-    """A request for several names a temperature; one for a single answer leaves it to the daemon's model."""
+def test_a_request_names_no_temperature_of_its_own() -> None:
+    """Also for several answers: what the model's owner has set would not apply."""
     asked = {"n": 3}, {"n": 3, "temperature": 0.0}, {"n": 1}, {}
     found = [build_request("hi", None, each).temperature for each in asked]
-    assert found == [0.8, 0.0, None, None]
+    assert found == [None, 0.0, None, None]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +158,117 @@ def test_what_haproxy_tells_is_read() -> None:
     )
     assert (state.id, state.status, state.weight, state.active) == (1, "UP", 50, 3)
     assert (state.waiting, state.served, state.pins) == (2, 9, 2)
+
+
+class Edge:
+    """A double of HAProxy's socket: its servers, with their states, and what it refuses."""
+
+    def __init__(self, path: Path, servers: dict[str, str]) -> None:
+        self.servers, self.refused = servers, ""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                with connection:
+                    connection.sendall(self._answer(connection.recv(65_536).decode()).encode())
+
+    def _answer(self, command: str) -> str:
+        if self.refused and command.startswith(self.refused):
+            return "Not now.\n"
+        match command.split():
+            case ["show", "stat", *_]:
+                rows = [f"nodes,{name},{name},UP,1,0,0,0" for name in self.servers]
+                return "\n".join(["# pxname,svname,sid,status,weight,scur,qcur,stot", *rows])
+            case ["add", "server", name, *_]:
+                if name.removeprefix("nodes/") in self.servers:
+                    return "Already exists a server with the same name.\n"
+                self.servers[name.removeprefix("nodes/")] = "maint"
+                return "New server registered.\n"
+            case ["enable", "server", name]:
+                self.servers[name.removeprefix("nodes/")] = "ready"
+            case ["set", "server", name, "state", state]:
+                self.servers[name.removeprefix("nodes/")] = state
+            case ["del", "server", name]:
+                del self.servers[name.removeprefix("nodes/")]
+                return "Server deleted.\n"
+        return "\n"
+
+    def stop(self) -> None:
+        """Answer nobody any more."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def edge_of(folder: Path) -> tuple[Path, Edge]:
+    """Return a file of two nodes, the second of them drained, and the HAProxy that has them."""
+    path = folder / "c.yaml"
+    assert cluster("init", ("10.0.0.1:8080", "10.0.0.2:8080"), file=path) == 0
+    edge = Edge(Files(folder=path.with_suffix(".d")).socket, {"1": "ready", "2": "ready"})
+    assert cluster("drain", ("2",), file=path) == 0
+    return path, edge
+
+
+CHANGES: list[tuple[Any, ...]] = [
+    ("add", "10.0.0.3:8080", "add server"),
+    ("add", "10.0.0.3:8080", "enable health"),
+    ("add", "10.0.0.3:8080", "enable server"),
+    ("remove", "1", "set server nodes/1 state maint"),
+    ("remove", "2", "set server nodes/2 state maint"),
+    ("drain", "1", "set server nodes/1 state drain"),
+]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="uma-") as made:
+        yield Path(made)
+
+
+@pytest.mark.parametrize(("action", "name", "refused"), CHANGES)
+def test_a_change_that_haproxy_refuses_changes_nothing(
+    folder: Path, action: Any, name: str, refused: str
+) -> None:
+    """Neither the files nor HAProxy, so that it can be tried again."""
+    path, edge = edge_of(folder)
+    conf = Files(folder=path.with_suffix(".d")).configuration
+    before = (path.read_bytes(), conf.read_bytes(), dict(edge.servers))
+    edge.refused = refused
+    assert cluster(action, (name,), file=path) == 2
+    assert (path.read_bytes(), conf.read_bytes(), edge.servers) == before
+    edge.refused = ""
+    assert cluster(action, (name,), file=path) == 0
+    assert (path.read_bytes(), edge.servers) != (before[0], before[2])
+    edge.stop()
+
+
+@pytest.mark.parametrize(("action", "name"), sorted({change[:2] for change in CHANGES}))
+def test_a_change_without_haproxy_changes_nothing(folder: Path, action: Any, name: str) -> None:
+    """It says how to start one."""
+    path, edge = edge_of(folder)
+    edge.stop()
+    before = path.read_bytes()
+    assert cluster(action, (name,), file=path) == 2
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("action", "name"), sorted({change[:2] for change in CHANGES}))
+def test_a_change_that_cannot_be_written_is_undone_in_haproxy(
+    folder: Path, action: Any, name: str
+) -> None:
+    """A node that is in no file would be gone with the next reload."""
+    path, edge = edge_of(folder)
+    before, servers = path.read_bytes(), dict(edge.servers)
+    path.with_suffix(".new").mkdir()  # where the file is written before it is replaced
+    assert cluster(action, (name,), file=path) == 2
+    assert (path.read_bytes(), edge.servers) == (before, servers)
+    edge.stop()
 
 
 def test_without_haproxy_a_command_says_so(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from attrs import fields
 
-from uma_trio.cli.chat import chat
+from uma_trio.cli.answer_flags import AnswerFlags
 from uma_trio.cli.foreign import TABLES, Meant, suggestion
 from uma_trio.cli.run import Asking
 from uma_trio.config.options import OPTIONS
@@ -46,8 +47,8 @@ def test_a_misspelling_is_left_to_who_knows_all_flags(flag: str) -> None:
 def _ours(verb: str) -> set[str]:
     if verb == "serve":
         return {item.flag for item in OPTIONS}
-    known = set(Asking.__annotations__) if verb == "run" else set(chat.__annotations__)
-    return {f"--{name.replace('_', '-')}" for name in known}
+    flags = fields(Asking) if verb == "run" else fields(AnswerFlags)
+    return {f"--{each.name.replace('_', '-')}" for each in flags}
 
 
 @pytest.mark.parametrize("verb", TABLES)

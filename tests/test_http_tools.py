@@ -287,13 +287,87 @@ async def test_what_is_nested_too_deeply_is_refused(autojump_clock: MockClock, p
             assert "nested too deeply" in answer.json["error"]["message"]
 
 
-async def test_tools_and_a_shape_do_not_go_together(autojump_clock: MockClock) -> None:
-    """An answer cannot be both; with calls ruled out it can."""
-    async with house("{}") as daemon:
-        asks = {"response_format": {"type": "json_object"}}
-        answer = await asked(daemon, **asks)
-        assert (answer.status, answer.error["param"]) == (400, "response_format")
-        assert message(await asked(daemon, **asks, tool_choice="none"))["content"] == "{}"
+FORM = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+FORMED: dict[str, Any] = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "form", "schema": FORM}}
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_beside_tools_a_reply_is_calls_or_has_the_shape(
+    autojump_clock: MockClock, stream: bool
+) -> None:
+    """As agents ask that call tools and answer with an object."""
+    for says in ('{"n": 3}', CALL):
+        async with house(says) as daemon:
+            answer = await asked(daemon, **FORMED, stream=stream)
+            assert answer.status == 200, answer.body
+            if stream:
+                deltas = [
+                    event["choices"][0]["delta"] for event in answer.events[:-1] if event["choices"]
+                ]
+                content = "".join(delta.get("content") or "" for delta in deltas)
+                is_call = any("tool_calls" in delta for delta in deltas)
+            else:
+                content, is_call = message(answer)["content"] or "", bool(calls(answer))
+            assert (content, is_call) == (("", True) if says == CALL else (says, False))
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "tools"),
+    [
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "f", "schema": FORM}}},
+            None,
+        ),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": FORM}}},
+            None,
+        ),
+        ("/api/chat", {"format": FORM}, [LOOK]),
+    ],
+)
+async def test_every_api_takes_a_shape_beside_tools(
+    autojump_clock: MockClock, path: str, field: dict[str, Any], tools: list[Any] | None
+) -> None:
+    """Each by its own name for it."""
+    function = LOOK["function"]
+    if path == "/v1/messages":
+        tools = [{"name": "look", "input_schema": function["parameters"]}]
+    elif path == "/v1/responses":
+        tools = [{"type": "function", **function}]
+    said = [{"role": "user", "content": "hi"}]
+    body = {("input" if path == "/v1/responses" else "messages"): said, "tools": tools, **field}
+    body |= {"stream": False, "max_tokens": 99} if path != "/v1/responses" else {}
+    for says, seen in (('{"n": 3}', '{\\"n\\": 3}'), (CALL, "look")):
+        async with house(says) as daemon:
+            answer = await daemon.ask("POST", path, {**body, "temperature": 0})
+            assert answer.status == 200, answer.body
+            assert seen in answer.body.decode()
+
+
+async def test_a_call_that_is_asked_for_comes_before_a_shape(autojump_clock: MockClock) -> None:
+    """With tool_choice required the reply is no answer yet; with none it cannot be a call."""
+    async with house(CALL) as daemon:
+        assert calls(await asked(daemon, **FORMED, tool_choice="required"))
+    async with house('{"n": 3}') as daemon:
+        answer = await asked(daemon, **FORMED, tool_choice="none")
+        assert message(answer)["content"] == '{"n": 3}'
+
+
+async def test_an_expression_or_a_grammar_does_not_go_with_tools(autojump_clock: MockClock) -> None:
+    """Neither can stand in the grammar of a reply; what is wrong with a schema is said all the same."""
+    async with house("hello") as daemon:
+        for more in ({"grammar": 'root ::= "a"'}, {"guided_regex": "a+"}):
+            answer = await asked(daemon, **more)
+            assert answer.status == 400
+            assert "cannot be combined with tools" in answer.json["error"]["message"]
+            assert (await asked(daemon, **more, tool_choice="none")).status == 200
+        wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}
+        answer = await asked(daemon, response_format=wrong)
+        assert (answer.status, answer.json["error"]["param"]) == (400, "response_format")
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])

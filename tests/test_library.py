@@ -26,9 +26,10 @@ from uma_trio.cli.models import rows_of
 from uma_trio.cli.pull import pull
 from uma_trio.config.settings import load
 from uma_trio.library.download import Download
-from uma_trio.library.hub import Hub, HubFile, PullFailed, _Redirects, choose, reference
+from uma_trio.library.hub import Hub, HubFile, _Redirects, choose
 from uma_trio.library.hub_cache import CachedRepository, cache_folder
 from uma_trio.library.naming import NoSuchModel, model_file
+from uma_trio.library.reference import PullFailed, reference
 from uma_trio.library.stores import Found, models_here
 from uma_trio.library.weights_names import is_model, quant_of, stem_of
 from uma_trio.models import bundled_model
@@ -293,13 +294,153 @@ def test_a_split_model_without_one_of_its_parts_is_refused() -> None:
     [
         ("owner/repo", "owner/repo", ""),
         ("owner/repo:Q5_K_M", "owner/repo", "Q5_K_M"),
+        ("owner/repo@q5_k_m", "owner/repo", "q5_k_m"),
         ("hf:owner/repo", "owner/repo", ""),
-        ("https://huggingface.co/owner/repo/tree/main", "owner/repo", ""),
+        ("hf://owner/repo", "owner/repo", ""),
+        ("hf.co/owner/repo:Q8_0", "owner/repo", "Q8_0"),
+        ("huggingface.co/owner/repo:Q8_0", "owner/repo", "Q8_0"),
+        ("https://huggingface.co/owner/repo", "owner/repo", ""),
+        ("https://hf.co/owner/repo/", "owner/repo", ""),
+        ("HTTPS://HuggingFace.co/owner/repo?not-for-all-audiences=true", "owner/repo", ""),
+        ("http://www.huggingface.co/owner/repo/tree/main#files", "owner/repo", ""),
+        ("https://mirror.test/owner/repo:Q8_0", "owner/repo", "Q8_0"),
+        ("https://mirror.test/owner/repo/tree/main?recursive=true", "owner/repo", ""),
     ],
 )
 def test_a_repository_may_be_named_in_several_ways(typed: str, repository: str, quant: str) -> None:
-    """Also by the address of its page."""
-    assert (reference(typed).repository, reference(typed).quant) == (repository, quant)
+    """Also by the address of its page, on the hub or on its mirror."""
+    found = reference(typed, "https://mirror.test/")
+    assert (found.repository, found.quant, found.path) == (repository, quant, "")
+    assert found.revision == "main"
+
+
+@pytest.mark.parametrize(
+    ("behind", "path", "revision"),
+    [
+        ("/blob/main/X-Q8_0.gguf", "X-Q8_0.gguf", "main"),
+        ("/resolve/main/X-Q8_0.gguf?download=true", "X-Q8_0.gguf", "main"),
+        ("/raw/main/a%20b/X%20Q8_0.gguf", "a b/X Q8_0.gguf", "main"),
+        ("/blob/v1.0/Q8_0/X-00001-of-00002.gguf#L1", "Q8_0/X-00001-of-00002.gguf", "v1.0"),
+        ("/blob/refs%2Fpr%2F3/X-Q8_0.gguf", "X-Q8_0.gguf", "refs/pr/3"),
+        ("/tree/main/Q8_0/", "Q8_0", "main"),
+        ("/tree/c0ffee0", "", "c0ffee0"),
+        ("?show_file_info=Q8_0%2FX-Q8_0.gguf", "Q8_0/X-Q8_0.gguf", "main"),
+        ("/X-Q8_0.gguf", "X-Q8_0.gguf", "main"),
+        ("@v1.0/X-Q8_0.gguf", "X-Q8_0.gguf", "v1.0"),
+    ],
+)
+@pytest.mark.parametrize("before", ["https://huggingface.co/", "hf.co/", "hf://", ""])
+def test_an_address_may_name_a_file_or_a_folder(
+    before: str, behind: str, path: str, revision: str
+) -> None:
+    """Of any revision, as the hub's own pages link it."""
+    found = reference(f"{before}owner/repo{behind}")
+    assert (found.repository, found.quant) == ("owner/repo", "")
+    assert (found.path, found.revision) == (path, revision)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("https://huggingface.co/datasets/owner/data", "names no repository"),
+        ("https://huggingface.co/owner", "names no repository"),
+        ("hf.co/", "names no repository"),
+        ("https://example.com/owner/repo/X.gguf", "set HF_ENDPOINT"),
+        ("https://huggingface.co.example.com/owner/repo", "set HF_ENDPOINT"),
+        ("owner/repo/blob/..%2F..%2Fx/X.gguf", "no name of a revision"),
+    ],
+)
+def test_an_address_of_something_else_is_refused(typed: str, said: str) -> None:
+    """A dataset, a user, another host."""
+    with pytest.raises(PullFailed, match=said):
+        reference(typed)
+
+
+def test_the_file_of_an_address_is_chosen() -> None:
+    """All parts of it, and no other quantisation that a repository would give first."""
+    names = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "big/n-Q8_0.gguf", "big/mmproj-F16.gguf"]
+    names += [f"BF16/m-BF16-0000{n}-of-00002.gguf" for n in (1, 2)]
+
+    def chosen(path: str, quant: str = "") -> list[str]:
+        found = choose(map(file, names), quant, projector=False, path=path)
+        return [each.path for each in found.files]
+
+    assert chosen("m-Q8_0.gguf") == ["m-Q8_0.gguf"]
+    assert chosen("big/n-Q8_0.gguf") == ["big/n-Q8_0.gguf"]
+    assert chosen("BF16/m-BF16-00002-of-00002.gguf") == names[4:]
+    assert chosen("BF16") == names[4:]
+    assert chosen("big") == ["big/n-Q8_0.gguf"]
+    for path in ("m-Q2_K.gguf", "big/mmproj-F16.gguf", "BF1"):
+        with pytest.raises(PullFailed, match=f"no model at {path}; it has BF16"):
+            chosen(path)
+
+
+def test_pull_fetches_the_file_of_an_address(
+    there: Mirror, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says how to serve that very file."""
+    name = next(name for name in there.files if "Q8_0" in name)
+    assert pull(f"{there.url}/{REPO}/blob/main/{name}?download=true") == 0
+    assert listed(home) == [name]
+    served = capsys.readouterr().out.replace("\n", "").partition("serve --model ")[2]
+    assert Path(served).read_bytes() == there.files[name]
+
+
+def test_a_revision_is_fetched_as_that(there: Mirror, home: Path) -> None:
+    """And does not become the current one."""
+    assert pull(f"{there.url}/{REPO}/blob/refs%2Fpr%2F3/{NAME}") == 0
+    paths = [path for _, path, _, _ in there.asked]
+    assert all("refs/pr/3" in path for path in paths)
+    assert sorted(path.name for path in home.rglob("refs/**/*") if path.is_file()) == ["3"]
+
+
+# --- the token ---
+
+
+def token(home: Path, *env: str) -> str:
+    """Return the token that is sent with these variables, in this home."""
+    return Hub.of(dict(each.split("=", 1) for each in env), home)._token
+
+
+def test_the_token_is_that_of_the_hubs_own_tools(tmp_path: Path) -> None:
+    """A variable, a file that one names, the folder that one names, or what `hf auth login` left."""
+    assert token(tmp_path) == ""
+    for folder in (".cache/huggingface", "hf", "xdg/huggingface"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "token").write_text(f"hf_{folder[:3]}\n")
+    (tmp_path / "mine").write_text("hf_mine")
+    assert token(tmp_path) == "hf_.ca"
+    assert token(tmp_path, f"XDG_CACHE_HOME={tmp_path / 'xdg'}") == "hf_xdg"
+    assert token(tmp_path, "HF_HOME=~/hf", "XDG_CACHE_HOME=/none") == "hf_hf"
+    assert token(tmp_path, f"HF_TOKEN_PATH={tmp_path / 'mine'}", "HF_HOME=~/hf") == "hf_mine"
+    assert token(tmp_path, "HUGGING_FACE_HUB_TOKEN=hf_old") == "hf_old"
+    assert token(tmp_path, "HF_TOKEN= hf_env\n", "HUGGING_FACE_HUB_TOKEN=hf_old") == "hf_env"
+    assert token(tmp_path, "HF_HUB_DISABLE_IMPLICIT_TOKEN=1") == ""
+    assert token(tmp_path, f"HF_TOKEN_PATH={tmp_path / 'none'}") == ""
+    (tmp_path / "mine").write_bytes(b"\xff\xfe")
+    assert token(tmp_path, f"HF_TOKEN_PATH={tmp_path / 'mine'}") == ""
+
+
+def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
+    """It would end the head of a request."""
+    with pytest.raises(PullFailed, match="HF_TOKEN holds no token"):
+        token(tmp_path, "HF_TOKEN=hf_a\nX: y")
+
+
+def test_pull_sends_the_token_of_a_login(
+    there: Mirror, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the hub does not take is named by its file."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    kept = home / ".cache" / "huggingface" / "token"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("hf_login")
+    assert pull(REPO) == 0
+    assert {key for _, _, _, key in there.asked} == {"Bearer hf_login"}
+    there.status = 401
+    assert pull(REPO) == 2
+    assert str(kept) in capsys.readouterr().err.replace("\n", "")
 
 
 @pytest.mark.parametrize(
@@ -310,12 +451,30 @@ def test_a_repository_may_be_named_in_several_ways(typed: str, repository: str, 
         ("gpt-oss-20b-mxfp4.gguf", "MXFP4", "gpt-oss-20b-mxfp4"),
         ("model.f16.gguf", "F16", "model.f16"),
         ("plain.gguf", "", "plain"),
+        ("m-imatrix-Q4_K_M.gguf", "Q4_K_M", "m-imatrix-Q4_K_M"),
+        ("M-Q4_K_M-imatrix.gguf", "Q4_K_M", "M-Q4_K_M-imatrix"),
+        ("GLM-4.5-MTP-Q8_0.gguf", "Q8_0", "GLM-4.5-MTP-Q8_0"),
+        ("m-eagle3-Q8_0.gguf", "Q8_0", "m-eagle3-Q8_0"),
+        ("m-mtp-00001-of-00002.gguf", "", "m-mtp"),
     ],
 )
 def test_names_of_files_say_their_quantisation(name: str, quant: str, stem: str) -> None:
     """As they are published."""
     assert (quant_of(name), stem_of(name)) == (quant, stem)
     assert is_model(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("imatrix.gguf", "imatrix_unsloth.gguf", "m-imatrix.gguf", "m.Q8_0.imatrix.gguf"),
+        *("m.imatrix.gguf", "mmproj-m-f16.gguf", "m.mmproj-Q8_0.gguf", "mtp-m-Q8_0.gguf"),
+        *("eagle3-m.gguf", "m.safetensors", "sub/imatrix.gguf"),
+    ],
+)
+def test_what_lies_beside_a_model_is_none(name: str) -> None:
+    """Projectors, modules that draft, and what was measured to quantise."""
+    assert not is_model(name)
 
 
 # --- finding ---
@@ -348,7 +507,7 @@ def test_the_stores_of_four_programs_are_read_where_they_lie(tmp_path: Path) -> 
     hub.blob("b").parent.mkdir(parents=True)
     hub.blob("b").write_bytes(bundled_model().read_bytes())
     hub.put(COMMIT, "tiny-Q4_K_M.gguf", "b")
-    hub.set_main(COMMIT)
+    hub.set_ref("main", COMMIT)
     ollama(tmp_path / ".ollama" / "models", "qwen2.5", "7b")
     model_at(tmp_path / ".lmstudio" / "models" / "pub" / "repo" / "m-Q8_0.gguf")
     model_at(tmp_path / "mine" / "own.gguf")
@@ -377,7 +536,7 @@ def test_quantisations_of_earlier_commits_are_listed_too(tmp_path: Path) -> None
     old = cached.put("aaa", NAME, "1")
     other = cached.put("aaa", "tiny-Q8_0.gguf", "2")
     current = cached.put("bbb", NAME, "3")
-    cached.set_main("bbb")
+    cached.set_ref("main", "bbb")
     assert list(cached.files()) == [current, old, other]
 
 
@@ -461,6 +620,9 @@ HERE = [
         ("owner/tiny-GGUF", "/hf/4"),
         ("hf:owner/tiny-GGUF:Q8_0", "/hf/8"),
         ("lmstudio:tiny-GGUF", "/l/2"),
+        ("hf.co/owner/tiny-GGUF:Q8_0", "/hf/8"),
+        ("https://huggingface.co/owner/tiny-GGUF", "/hf/4"),
+        ("https://huggingface.co/owner/tiny-GGUF/blob/main/8", "/hf/8"),
         ("/no/such.gguf", "/no/such.gguf"),
     ],
 )

@@ -152,6 +152,41 @@ def test_conversations_stay_and_are_changed(browser: Any, tmp_path: Path) -> Non
         assert page.locator(".talks li").count() == 1
 
 
+def test_tabs_do_not_erase_what_others_write(browser: Any, tmp_path: Path) -> None:
+    """Neither a new conversation, nor a turn, nor that one was deleted; each tab shows the others' at once."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([f"answer {n}" for n in range(9)]), encoding="utf-8")
+    with served(script=str(script)) as address, visit(browser, address) as tab:
+        idle = tab.open()
+        tab.say("first")
+        expect(idle.locator(".turn.model .stats")).to_have_count(1)
+        other = tab.context.new_page()
+        other.goto(f"{address}/ui/")
+        other.get_by_role("button", name="first", exact=True).click()
+        expect(other.locator(".turn.user .body")).to_have_text("first")
+        other.get_by_label("Message", exact=True).fill("second")
+        other.keyboard.press("Enter")
+        expect(idle.locator(".turn.user .body")).to_have_text(["first", "second"])
+        expect(idle.locator(".turn.model .stats")).to_have_count(2)
+        other.get_by_role("button", name="New conversation").first.click()
+        other.get_by_label("Message", exact=True).fill("third")
+        other.keyboard.press("Enter")
+        expect(other.locator(".turn.model .stats")).to_have_count(1)
+        expect(idle.locator(".talks .open")).to_have_text(["third", "first"])
+        idle.close()
+        other.reload()
+        expect(other.locator(".talks .open")).to_have_text(["third", "first"])
+        expect(other.locator(".turn.user .body")).to_have_text("third")
+        third = tab.context.new_page()
+        third.goto(f"{address}/ui/")
+        other.on("dialog", lambda dialog: dialog.accept())
+        other.get_by_role("button", name="Delete first").click()
+        expect(third.locator(".talks .open")).to_have_text(["third"])
+        third.close()
+        other.reload()
+        expect(other.locator(".talks .open")).to_have_text(["third"])
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Any, tmp_path: Path) -> None:
     """A wrong one shows the form again and no data."""
     keys = tmp_path / "keys"

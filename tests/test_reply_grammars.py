@@ -243,12 +243,17 @@ _K3_SAID = "<|open|>response<|sep|>So.<|close|>response<|sep|>"
 
 
 def in_channels(
-    shape: Shape | None, choice: ToolChoice, text: str, *, thinking: bool = False
+    shape: Shape | None,
+    choice: ToolChoice,
+    text: str,
+    *,
+    thinking: bool = False,
+    beside: bool = False,
 ) -> bool:
     """Tell whether a reply in channels may be `text`."""
     vocabulary = ChannelVocabulary()
     replies, grammarian = Replies(vocabulary, None, "", K3), Grammarian(vocabulary)
-    tools = [Tool("look", "", MANY)] if shape is None else []
+    tools = [Tool("look", "", MANY)] if shape is None or beside else []
     loosened = replies.loosened(grammarian, tools, choice)
     follower = replies.constraint(grammarian, shape, loosened, choice, None, thinking=thinking)
     assert follower is not None
@@ -281,6 +286,85 @@ def test_a_shape_is_that_of_the_response_in_channels() -> None:
     for opened in ("", "<|open|>response<|sep|>"):
         assert in_channels(shape, ToolChoice(), f'{opened}{{"x": 3}}{end}')
         assert not in_channels(shape, ToolChoice(), f'{opened}{{"x": "3"}}{end}')
+
+
+def test_beside_tools_a_response_in_channels_has_its_shape_or_is_empty() -> None:
+    """Where it is empty, calls follow."""
+    shape, end = Shape("schema", json.dumps(PLACE)), "<|close|>response<|sep|>"
+    call = f"<|open|>tools<|sep|>{_K3_CALL.format('number')}<|close|>tools<|sep|>"
+    may, must = ToolChoice(), ToolChoice("required")
+    assert in_channels(shape, may, f'{{"x": 3}}{end}', beside=True)
+    assert in_channels(shape, may, f"{end}{call}", beside=True)
+    for text in (f"So.{end}", f'{{"x": 3}}{end}{call}', end):
+        assert not in_channels(shape, may, text, beside=True)
+    assert in_channels(shape, must, f"{end}{call}", beside=True)
+    assert not in_channels(shape, must, f'{{"x": 3}}{end}', beside=True)
+
+
+def test_beside_tools_a_final_message_in_harmony_has_its_shape() -> None:
+    """Behind the reasoning, as a call stands there."""
+    harmony = FORMATS["<|channel|><|message|><|start|>"]
+    vocabulary = HarmonyVocabulary()
+    replies, grammarian = Replies(vocabulary, None, "", harmony), Grammarian(vocabulary)
+    loosened = replies.loosened(grammarian, [Tool("look", "", PLACE)], ToolChoice())
+
+    def taken(text: str) -> bool:
+        shape = Shape("schema", json.dumps(PLACE))
+        follower = replies.constraint(
+            grammarian, shape, loosened, ToolChoice(), None, thinking=False
+        )
+        assert follower is not None
+        tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+        return accepted(follower, tokens.tolist())
+
+    thought = "<|channel|>analysis<|message|>w<|end|><|start|>assistant"
+    call = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
+    for before in ("", thought):
+        assert taken(before + '<|channel|>final<|message|>{"x": 3}')
+        assert taken(before + call + '{"x": 3}')
+        assert not taken(before + "<|channel|>final<|message|>So.")
+
+
+CALL = {"name": "look", "arguments": {"x": 3}}
+
+
+UNFRAMED = sorted(
+    name for name, made in FORMATS.items() if made.calls is not None and not made.calls.framed
+)
+
+
+@pytest.mark.parametrize("name", UNFRAMED)
+def test_beside_tools_a_reply_of_every_format_has_a_shape_or_calls(
+    grammarian: Grammarian, name: str
+) -> None:
+    """And is no other text."""
+    made = FORMATS[name]
+    replies = Replies(FakeVocabulary(), None, "", made)
+    loosened = replies.loosened(grammarian, [Tool("look", "", PLACE)], ToolChoice())
+
+    def taken(shape: Shape, text: str) -> bool:
+        follower = replies.constraint(
+            grammarian, shape, loosened, ToolChoice(), None, thinking=False
+        )
+        assert follower is not None
+        return accepted(follower, list(text.encode()))
+
+    for shape, right in (
+        (Shape("schema", json.dumps(PLACE)), '{"x": 3}'),
+        (Shape("choice", '["ab", "c"]'), "ab"),
+    ):
+        assert taken(shape, right)
+        assert not taken(shape, "So it is.")
+        assert not taken(shape, "a")
+        if name in ("hermes", "<|python_tag|>"):
+            call = {"hermes": CALL, "<|python_tag|>": {"name": "look", "parameters": {"x": 3}}}[
+                name
+            ]
+            text = json.dumps(call)
+            text = f"<tool_call>\n{text}\n</tool_call>" if name == "hermes" else text
+            assert taken(shape, text)
+            assert not taken(shape, text.replace("3", '"3"'))
+            assert not taken(shape, text.replace("look", "lock"))
 
 
 def test_the_quotes_of_literals_may_be_special_tokens() -> None:

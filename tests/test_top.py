@@ -179,6 +179,15 @@ def test_keys_are_told_apart() -> None:
     assert split("\x1b[Ak\x1b[By\x1bOAq\x1b") == ["up", "k", "down", "y", "up", "q", "escape"]
 
 
+@pytest.mark.parametrize("is_unicode", [True, False])
+def test_the_last_line_gives_no_key_two_meanings(is_unicode: bool) -> None:
+    """On a terminal without arrows, too: k ends a request there as everywhere."""
+    foot = frame(shown(info(1), is_unicode=is_unicode), 120, 24)[-1]
+    keys = [key for each in foot.split("  ") for key in each.split()[0].split("/")]
+    assert len(set(keys)) == len(keys) > 5
+    assert "k end" in foot
+
+
 def test_controls_in_names_steer_no_terminal() -> None:
     """A program calls itself what it likes."""
     wild = shown(info(1, app="\x1b[2Jwild\x07", waits="\x1b]0;x\x07"))

@@ -227,9 +227,15 @@ def _said(generate: Generate) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+#: The temperature of a request for several answers where neither it nor the model names one: at 0 all of them are equal.
+#: llama.cpp's default, see tools/server/README.md there.
+_SEVERAL_TEMPERATURE: Final = 0.8
+
+
 def _sampling(generate: Generate) -> SamplingParams:
+    unsaid = {"temperature": _SEVERAL_TEMPERATURE} if generate.n > 1 else {}
     return SamplingParams(
-        **_said(generate),
+        **{**unsaid, **_said(generate)},
         seed=seeded(generate.seed),
         seed_named=generate.seed is not None,
         ignore_eos=generate.ignore_eos,

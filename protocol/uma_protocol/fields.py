@@ -129,7 +129,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
             Field(
                 "temperature",
                 Number(0, 100),
-                "0: always the most likely token; default the model's, or 0",
+                "0: always the most likely token; default the model's, or 0; with `n` above 1 the model's, or 0.8",
             ),
             Field("top_p", Number(0, 1), "default the model's, or 1: off"),
             Field("top_k", Integer(0, MAX_INT32), "default the model's, or 0: off"),

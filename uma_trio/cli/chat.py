@@ -12,8 +12,9 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from attrs import evolve, field, frozen, mutable
+from attrs import evolve, field, mutable
 
+from uma_trio.cli.answer_flags import AnswerFlags
 from uma_trio.cli.attempt import run_when_served, starter
 from uma_trio.cli.conversation import Conversation
 from uma_trio.cli.flags import Parameter
@@ -21,10 +22,7 @@ from uma_trio.cli.output import (
     OK,
     UNREACHABLE,
     USAGE,
-    SocketFlag,
-    StartFlag,
     Trouble,
-    WaitFlag,
     complain,
     leaves,
     socket_path,
@@ -58,50 +56,24 @@ Ctrl-C stops an answer."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-@frozen
-class _Sampling:
-    """What every request of the conversation says beyond its messages."""
-
-    temperature: float | None
-    max_tokens: int | None
-    seed: int | None
-    model: str | None = None
+_NOTHING = AnswerFlags()
+_LABEL = "uma-trio chat"
 
 
 def chat(
     *,
-    system: Annotated[str, Parameter(help="The system message.")] = "",
-    temperature: Annotated[
-        float | None,
-        Parameter(
-            name=("--temperature", "--temp"),
-            help="The sampling temperature; default: the model's, or 0.",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, Parameter(help="The maximum number of tokens of an answer; default: the room.")
-    ] = None,
-    seed: Annotated[int | None, Parameter(help="The seed of the draws.")] = None,
-    model: Annotated[
-        str | None,
-        Parameter(help="Which of the daemon's models answers; default: the first."),
-    ] = None,
+    asking: Annotated[AnswerFlags, Parameter(name="*")] = _NOTHING,
     stats: Annotated[
         bool, Parameter(help="Show tokens/s and the cached share after each answer.", negative="")
     ] = False,
-    socket: SocketFlag = None,
-    wait: WaitFlag = True,
-    start: StartFlag = None,
 ) -> int:
     """Talk with the model in the terminal. /help lists what else can be done there."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         complain("A conversation needs a terminal; for a single answer use `uma-trio run`.")
         return USAGE
-    sampling = _Sampling(temperature, max_tokens, seed, model)
-    talk = Talk(
-        socket_path(socket), Conversation(system), sampling, stats=stats, wait=wait, start=start
-    )
-    return talk.run()
+    asking = asking if asking.app else evolve(asking, app=_LABEL)
+    asking.check(prompt="-")
+    return Talk(socket_path(asking.socket), asking, stats=stats).run()
 
 
 @mutable
@@ -109,11 +81,12 @@ class Talk:
     """A conversation, and the person at the terminal."""
 
     _socket: Path
-    _conversation: Conversation
-    _sampling: _Sampling
-    _stats: bool = field(kw_only=True)
-    _wait: bool = field(kw_only=True)
-    _start: bool | None = field(kw_only=True, default=False)
+    _asking: AnswerFlags
+    _conversation: Conversation = field(init=False)
+    _stats: bool = field(kw_only=True, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._conversation = Conversation(self._asking.system or "")
 
     def run(self) -> int:
         """Ask and answer until the person leaves; return the exit status."""
@@ -142,7 +115,7 @@ class Talk:
         if names is None:
             return UNREACHABLE
         _say(
-            f"{_DIM}{self._sampling.model or names[0]}. /help lists commands; Ctrl-D leaves.{_PLAIN}\n"
+            f"{_DIM}{self._asking.model or names[0]}. /help lists commands; Ctrl-D leaves.{_PLAIN}\n"
         )
         return OK
 
@@ -217,10 +190,10 @@ class Talk:
         if names is None:
             return
         if name:
-            self._sampling = evolve(self._sampling, model=name)
+            self._asking = evolve(self._asking, model=name)
         # One that is not listed may be an alias or a variant; the daemon refuses others with the nearest name.
-        others = [each for each in names if each != (self._sampling.model or names[0])]
-        _say(f"Model: {self._sampling.model or names[0]}\n")
+        others = [each for each in names if each != (self._asking.model or names[0])]
+        _say(f"Model: {self._asking.model or names[0]}\n")
         if others:
             _say(f"Others: {', '.join(others)}\n")
 
@@ -231,7 +204,7 @@ class Talk:
         answer: list[str] = []
         with _keys_unseen():
             eos = _run(
-                _generate, self._socket, talk, self._sampling, shown, answer, wait=self._wait
+                _generate, self._socket, talk, self._asking, shown, answer, wait=self._asking.wait
             )
         shown.end()
         (talk.continued if talk.goes_on else talk.answered)("".join(answer))
@@ -250,8 +223,8 @@ class Talk:
         found = _run(
             _models,
             self._socket,
-            wait=self._wait,
-            start=starter(self._socket, self._start),
+            wait=self._asking.wait,
+            start=starter(self._socket, self._asking.start),
         )
         if found is None or isinstance(found, str):
             complain(found or "Interrupted.")
@@ -296,7 +269,7 @@ async def _models(socket: Path) -> tuple[str, ...]:
 
 
 async def _generate(
-    socket: Path, talk: Conversation, sampling: _Sampling, shown: Wrapped, answer: list[str]
+    socket: Path, talk: Conversation, asking: AnswerFlags, shown: Wrapped, answer: list[str]
 ) -> Eos | None:
     """Show one answer and put its pieces into `answer`. Ctrl-C ends it in the daemon; None then."""
     import trio
@@ -308,11 +281,7 @@ async def _generate(
         generation = client.generate(
             messages=talk.messages,
             continue_final_message=talk.goes_on,
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            seed=sampling.seed,
-            model=sampling.model,
-            app="uma-trio chat",
+            **asking.parameters,
         )
         with trio.open_signal_receiver(signal.SIGINT) as interrupts:
             async with trio.open_nursery() as nursery:

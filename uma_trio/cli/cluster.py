@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -250,9 +251,10 @@ def _status(asked: _Asked) -> None:
 def _drain(asked: _Asked) -> None:
     found, undo = asked.read(), asked.flags["undo"]
     node = found.find(asked.one("node to drain"))
-    _save(asked, found.drained(node, drained=not undo))
     runtime = asked.runtime()
-    (runtime.ready if undo else runtime.drain)(node.id)
+    with _changing(asked, found, lambda: runtime.take_up(node)):
+        (runtime.ready if undo else runtime.drain)(node.id)
+        _save(asked, found.drained(node, drained=not undo))
     said = "takes requests again" if undo else "gets no new conversation; those that it has go on"
     console().print(f"Node {node.id} {said}.")
 
@@ -263,10 +265,13 @@ def _add(asked: _Asked) -> None:
         address = parse_address(text)
     except ValueError as error:
         raise Trouble(f"{text} is not {error}.") from None
-    changed = asked.read().with_node(address, asked.flags["agent"], asked.flags["slots"])
-    _save(asked, changed)
+    found = asked.read()
+    changed = found.with_node(address, asked.flags["agent"], asked.flags["slots"])
     node = changed.nodes[-1]
-    asked.runtime().add(node)
+    runtime = asked.runtime()
+    runtime.add(node)
+    with _changing(asked, found, lambda: runtime.take_away(node)):
+        _save(asked, changed)
     console().print(f"Node {node.id} takes requests when its checks pass.")
 
 
@@ -274,15 +279,17 @@ def _remove(asked: _Asked) -> None:
     found = asked.read()
     node = found.find(asked.one("node to remove"))
     left = found.without(node)
-    _save(asked, left)
     runtime = asked.runtime()
-    runtime.close(node.id)
-    try:
-        runtime.delete(node.id)
-    except NotDone:
-        # It has streams, or HAProxy's file had it: then a process with the new file takes over, and the
-        # one that runs ends with its last stream.
-        _load(asked, left)
+    with _changing(asked, found, lambda: runtime.take_up(node)):
+        runtime.close(node.id)
+        try:
+            runtime.delete(node.id)
+        except NotDone:
+            # It has streams, or HAProxy's file had it: then a process with the new file takes over, and the
+            # one that runs ends with its last stream.
+            _write(asked, left)
+            _load(asked, left)
+        _save(asked, left)
     console().print(f"Node {node.id} is removed.")
 
 
@@ -342,6 +349,19 @@ def _worker(runtime: Runtime) -> str:
         return runtime.worker()
     except NotRunning:
         return ""
+
+
+@contextmanager
+def _changing(asked: _Asked, found: Cluster, undo: Callable[[], None]) -> Iterator[None]:
+    """Leave the files and HAProxy as they were if the change in the block fails, so that it can be tried again."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Trouble):
+            _write(asked, found)
+        with suppress(NotRunning, NotDone):
+            undo()
+        raise
 
 
 def _save(asked: _Asked, changed: Cluster) -> None:

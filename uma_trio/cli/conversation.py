@@ -42,10 +42,11 @@ class Conversation:
         self.turns[-1] = (role, content + text)
 
     def again(self) -> bool:
-        """Take the latest answer back, so that its question is open; False if there is no question."""
-        if self.turns and self.turns[-1][0] == "assistant":
-            self.turns.pop()
-        return bool(self.turns)
+        """Take back what answers the latest question; False, and nothing else, if there is no question."""
+        asked = [n for n, (role, _) in enumerate(self.turns) if role == "user"]
+        if asked:
+            del self.turns[asked[-1] + 1 :]
+        return bool(asked)
 
     def clear(self) -> None:
         """Forget every turn, and keep the system message."""

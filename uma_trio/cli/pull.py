@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, REFUSED, complain, console
 from uma_trio.library.download import Download, Progress
-from uma_trio.library.hub import Hub, PullFailed, Reference, WantedFiles, choose, reference
+from uma_trio.library.hub import Hub, WantedFiles, choose
 from uma_trio.library.hub_cache import CachedRepository, cache_folder
+from uma_trio.library.reference import MAIN, PullFailed, reference
 from uma_trio.saying import size
 
 _LINE_EACH_S = 10.0
@@ -25,7 +27,8 @@ def pull(
     model: Annotated[
         str,
         Parameter(
-            help="The repository, as owner/repo or owner/repo:QUANT. Without QUANT: Q4_K_M, else Q8_0.",
+            help="The repository, as owner/repo or owner/repo:QUANT, or the address of its page or of a file on the hub."
+            " Without QUANT: Q4_K_M, else Q8_0.",
             show=True,
         ),
     ],
@@ -39,12 +42,14 @@ def pull(
     """Fetch a GGUF model from Hugging Face's hub, whole and checked.
 
     A fetch that was cut goes on where it ended. The files go to the cache that the hub's own tools
-    use. Environment: HF_ENDPOINT for a mirror, HF_TOKEN for repositories that need one, HF_HUB_CACHE.
+    use. Repositories that need a token get that of `hf auth login`. Environment: HF_ENDPOINT for a
+    mirror, HF_TOKEN, HF_TOKEN_PATH, HF_HOME, HF_HUB_CACHE.
     """
     try:
-        asked = reference(model)
-        hub = Hub.of(os.environ)
-        wanted = _chosen(hub, asked, projector=mmproj)
+        hub = Hub.of(os.environ, Path.home())
+        asked = reference(model, hub.endpoint)
+        files = hub.files(asked.repository, asked.revision)
+        wanted = choose(files, asked.quant, projector=mmproj, path=asked.path)
         name = f"{asked.repository}:{wanted.quant}"
         console().print(
             f"{name}: {_parts(wanted)}, {size(wanted.n_bytes)}.{_against_memory(wanted)}"
@@ -52,17 +57,18 @@ def pull(
         cache = cache_folder(os.environ, Path.home())
         with _shown() as progress:
             repository = CachedRepository.of(cache, asked.repository)
-            path = Download(hub, asked.repository, repository, progress).fetch(wanted)
+            download = Download(
+                hub, asked.repository, repository, progress, revision=asked.revision
+            )
+            path = download.fetch(wanted)
     except PullFailed as failed:
         complain(f"Cannot pull {model}: {failed}.")
         return REFUSED
-    console().print(f"It is at {path}.")
-    console().print(f"Serve it with: uma-trio serve --model {name}")
+    console().print(f"It is at {path}.", soft_wrap=True)
+    # A quantisation names no single file where several models are in one repository, or several revisions here.
+    served = shlex.quote(str(path)) if asked.path or asked.revision != MAIN else name
+    console().print(f"Serve it with: uma-trio serve --model {served}", soft_wrap=True)
     return OK
-
-
-def _chosen(hub: Hub, asked: Reference, *, projector: bool) -> WantedFiles:
-    return choose(hub.files(asked.repository), asked.quant, projector=projector)
 
 
 def _parts(wanted: WantedFiles) -> str:

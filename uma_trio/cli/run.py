@@ -9,22 +9,19 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import aclosing
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
+from uma_trio.cli.answer_flags import AnswerFlags
 from uma_trio.cli.attempt import attempt, starter
-from uma_trio.cli.files import json_of, text_of, tools_of
+from uma_trio.cli.files import tools_of
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
     INTERRUPTED,
     OK,
     USAGE,
-    SocketFlag,
-    StartFlag,
-    WaitFlag,
     complain,
     how_to_ask,
     socket_path,
@@ -33,7 +30,6 @@ from uma_trio.cli.printer import Printer
 from uma_trio.cli.prompt import STDIN, left_unread, prompt_of
 from uma_trio.cli.waiting import WaitLine
 from uma_trio.config.errors import ConfigError
-from uma_trio.words import Awaits, Lane, Pace, Speculation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,96 +40,19 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
-class Asking:
+class Asking(AnswerFlags):
     """The flags that `uma-trio run` and `uma-cli` share."""
 
     prompt: Annotated[
         str | None, Parameter(help="The prompt, instead of words or standard input.")
     ] = None
-    system: Annotated[str | None, Parameter(help="A system message. Implies --chat.")] = None
-    max_tokens: Annotated[
-        int | None,
-        Parameter(
-            help="The maximum number of tokens of the answer; default: the daemon's --max-tokens."
-        ),
-    ] = None
-    temperature: Annotated[
-        float | None,
-        Parameter(
-            name=("--temperature", "--temp"),
-            help="The sampling temperature; default: the model's, or 0, which always takes the most likely token; with "
-            "--n the default is 0.8, because the answers would be equal.",
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Parameter(
-            help="Sample from the most likely tokens whose probabilities sum to this; 1 is off; "
-            "default: the model's, or 1."
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Parameter(
-            help="Sample from this many most likely tokens; 0 is off; default: the model's, or 0."
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        Parameter(
-            help="Leave out tokens with less than this share of the most likely token's probability; 0 "
-            "is off; default: the model's, or 0."
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        Parameter(
-            help="Subtracted from the logit of each token that occurs in the answer, -2 to 2."
-        ),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        Parameter(help="Subtracted once for each occurrence of the token in the answer, -2 to 2."),
-    ] = None
-    repeat_penalty: Annotated[
-        float | None,
-        Parameter(
-            help="Divides the positive logits of recent tokens and multiplies the negative ones; 1 "
-            "is off; default: the model's, or 1."
-        ),
-    ] = None
-    repeat_last_n: Annotated[
-        int | None,
-        Parameter(
-            help="The number of latest tokens of prompt and answer that count as recent; -1 is all."
-        ),
-    ] = None
-    min_tokens: Annotated[
-        int, Parameter(help="The model cannot end the answer before this many tokens.")
-    ] = 0
-    seed: Annotated[
-        int | None,
-        Parameter(
-            help="The seed of the draws. The same seed gives the same draws, and the same answer where "
-            "nothing else runs (docs/REPRODUCIBILITY.md)."
-        ),
-    ] = None
     n: Annotated[
         int,
         Parameter(
-            help="The number of answers, each printed under a heading; the prompt is computed once."
+            help="The number of answers, each printed under a heading; the prompt is computed once. With more "
+            "than one the default of --temperature is the model's, or 0.8: at 0 the answers would be equal."
         ),
     ] = 1
-    stop: Annotated[
-        tuple[str, ...],
-        Parameter(help="End the answer before this text; may be given up to 8 times.", negative=""),
-    ] = ()
-    schema: Annotated[
-        Path | None, Parameter(help="A file with a JSON Schema; the answer is an instance of it.")
-    ] = None
-    grammar: Annotated[
-        Path | None, Parameter(help="A file with a grammar (GBNF or Lark); the answer matches it.")
-    ] = None
     tools: Annotated[
         Path | None,
         Parameter(
@@ -149,52 +68,6 @@ class Asking:
     stream: Annotated[
         bool, Parameter(help="Print the answer as it is generated, or all of it at the end.")
     ] = True
-    model: Annotated[
-        str | None,
-        Parameter(help="Which of the daemon's models answers; default: the first."),
-    ] = None
-    priority: Annotated[
-        Lane,
-        Parameter(help="The lane: interactive if a person waits for the answer, else background."),
-    ] = "interactive"
-    session: Annotated[
-        str | None,
-        Parameter(
-            help="A name for a conversation: its prefix stays in the cache for a while. It keeps no "
-            "messages; `uma-trio chat` does."
-        ),
-    ] = None
-    cache: Annotated[
-        str | None,
-        Parameter(
-            help="Who shares cached prefixes with this request: private, this process only; any other "
-            "text, requests with the same text; default: every process of this user."
-        ),
-    ] = None
-    speculation: Annotated[
-        Speculation | None,
-        Parameter(
-            help="Speculative decoding, up to the daemon's own setting; default: auto, or off with --seed."
-        ),
-    ] = None
-    pace: Annotated[
-        Pace,
-        Parameter(
-            help="smooth: tokens may be delayed to arrive at even intervals while other requests use the "
-            "machine; asap: each is sent when it is computed."
-        ),
-    ] = "smooth"
-    awaits: Annotated[
-        Awaits | None,
-        Parameter(
-            help="What somebody waits for: tokens, as they come; the end of the answer; nothing (in the "
-            "background lane). Default: by the other options."
-        ),
-    ] = None
-    app: Annotated[str | None, Parameter(help="The name of the program in `uma-trio ps`.")] = None
-    socket: SocketFlag = None
-    wait: WaitFlag = True
-    start: StartFlag = None
     metrics: Annotated[
         bool,
         Parameter(
@@ -203,44 +76,11 @@ class Asking:
     ] = False
     json: Annotated[bool, Parameter(help="Print one JSON object at the end.", negative="")] = False
 
-    @cached_property
-    def parameters(self) -> dict[str, Any]:
-        """What the request says beyond its prompt; files are read once.
-
-        Raises :class:`ConfigError` about a file that cannot be read, or is not what it should be.
-        """
-        return {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repeat_penalty": self.repeat_penalty,
-            "repeat_last_n": self.repeat_last_n,
-            "min_tokens": self.min_tokens,
-            "seed": self.seed,
-            "n": self.n,
-            "stop": self.stop,
-            "schema": None if self.schema is None else json_of(self.schema),
-            "grammar": None if self.grammar is None else text_of(self.grammar),
-            "stream": self.stream,
-            "model": self.model,
-            "priority": self.priority,
-            "session": self.session,
-            "cache": self.cache,
-            "speculation": self.speculation,
-            "pace": self.pace,
-            "awaits": self.awaits,
-            "app": self.app,
-            **self._calling,
-        }
-
     @property
-    def _calling(self) -> dict[str, Any]:
+    def _more(self) -> dict[str, Any]:
+        found = {"n": self.n, "stream": self.stream}
         if self.tools is None:
-            return {}
+            return found
         from msgspec import ValidationError, convert
 
         from uma_protocol import Tool
@@ -249,7 +89,7 @@ class Asking:
             tools = convert(tools_of(self.tools), tuple[Tool, ...])
         except ValidationError as error:
             raise ConfigError(f"{self.tools}: {error}") from error
-        return {"tools": tools, "tool_choice": self.tool_choice}
+        return {**found, "tools": tools, "tool_choice": self.tool_choice}
 
 
 Chat = Annotated[
@@ -277,7 +117,7 @@ def run(*words: Words, chat: Chat = None, asking: Flags = _NOTHING) -> int:
     The word - stands for standard input: git diff | uma-trio run "What does this change?" -
     Without --chat or --raw the model's chat template is used if there is one.
     """
-    return _answer(words, chat, _labelled(asking, "uma-trio"))
+    return _answer(words, chat, asking, "uma-trio")
 
 
 def cli(*words: Words, chat: Chat = None, asking: Flags = _NOTHING) -> int:
@@ -286,16 +126,10 @@ def cli(*words: Words, chat: Chat = None, asking: Flags = _NOTHING) -> int:
     The prompt is given as words, by --prompt, or on standard input (one final line break is dropped).
     Exit status: 0 success, 1 bad arguments, 2 refused by the daemon, 3 no daemon reached, 130 Ctrl-C.
     """
-    chat = chat or (chat is None and _implies_chat(asking))
-    return _answer(words, chat, _labelled(asking, "uma-cli"))
+    return _answer(words, chat, asking, "uma-cli")
 
 
-def _labelled(asking: Asking, program: str) -> Asking:
-    """Return what is asked, under the program's own label where `--app` gives none."""
-    return asking if asking.app else evolve(asking, app=program)
-
-
-def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
+def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking, program: str) -> int:
     problem = _contradiction(words, chat, asking)
     if problem:
         complain(problem)
@@ -306,18 +140,13 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
         return metrics(json=True, socket=asking.socket)
     prompt = prompt_of(words, asking.prompt)
     if not prompt and sys.stdin.isatty() and sys.stdout.isatty():
-        from uma_trio.cli.chat import chat as talk
-
-        return talk(
-            system=asking.system or "",
-            max_tokens=asking.max_tokens,
-            socket=asking.socket,
-            wait=asking.wait,
-            start=asking.start,
-        )
+        return _converse(chat, asking)
     if not prompt:
         complain(f"There is no prompt. Try: {how_to_ask(socket_path(asking.socket))}")
         return USAGE
+    if program == "uma-cli" and chat is None:
+        chat = _implies_chat(asking)
+    asking = asking if asking.app else evolve(asking, app=program)
     _check(prompt, asking)
     socket = socket_path(asking.socket)
     status = attempt(
@@ -330,30 +159,36 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking) -> int:
     return status
 
 
+def _converse(chat: bool | None, asking: Asking) -> int:
+    """Talk, with every flag that an answer of a conversation can have; refuse the others by name."""
+    from uma_trio.cli.chat import chat as talk
+
+    shared = {each.name for each in fields(AnswerFlags)}
+    others = [
+        f"--{each.name.replace('_', '-')}"
+        for each in fields(Asking)
+        if each.name not in shared and getattr(asking, each.name) != getattr(_NOTHING, each.name)
+    ]
+    others += ["--raw"] if chat is False else []
+    if others:
+        complain(f"Without a prompt this is a conversation, which has no {' or '.join(others)}.")
+        return USAGE
+    return talk(asking=AnswerFlags(**{name: getattr(asking, name) for name in shared}))
+
+
 def _check(prompt: str, asking: Asking) -> None:
-    """Raise about a flag that no daemon would take, before one is looked for."""
-    from uma_protocol import (
-        DEFAULT_MAX_FRAME_BYTES,
-        Generate,
-        LocalProtocolError,
-        Message,
-        encode_request,
-    )
+    """Raise about a prompt or a flag that no daemon would take, before one is looked for."""
+    from uma_protocol import DEFAULT_MAX_FRAME_BYTES, Message
 
     if (length := len(prompt.encode())) > DEFAULT_MAX_FRAME_BYTES:
         raise ConfigError(
             f"The prompt is {length} bytes long, and a request on the socket has at most "
             f"{DEFAULT_MAX_FRAME_BYTES}; shorten it, or ask over HTTP."
         )
-    try:
-        said: dict[str, Any] = {"prompt": prompt}
-        if asking.tools is not None:
-            said = {"messages": (Message("user", prompt),)}
-        encode_request(Generate(id="-", **said, **asking.parameters))
-    except LocalProtocolError as error:
-        from uma_trio.cli.spoken import sentence
-
-        raise ConfigError(f"{sentence(error)} See uma-trio run --help.") from error
+    has_messages = asking.tools is not None
+    asking.check(
+        **({"messages": (Message("user", prompt),)} if has_messages else {"prompt": prompt})
+    )
 
 
 def _implies_chat(asking: Asking) -> bool:

@@ -178,7 +178,7 @@ class _Watching:
         if self._asked:
             await self._confirmed(key)
             return
-        if key in ("up", "down", "j"):
+        if key in ("up", "down"):
             shown.move(-1 if key == "up" else 1)
         elif key == "s":
             shown.sort = (shown.sort + 1) % len(SORTS)

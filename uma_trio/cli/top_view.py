@@ -309,7 +309,7 @@ def _foot(shown: Shown) -> Line:
         "models": "m requests  q quit",
         "story": "e requests  q quit",
     }[shown.view]
-    return [(keys if shown.is_unicode else keys.replace("↑↓", "j/k"), "dim")]
+    return [(keys if shown.is_unicode else keys.replace("↑↓", "up/down"), "dim")]
 
 
 def columns(text: str) -> int:

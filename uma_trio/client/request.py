@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, TypedDict
 
 from uma_protocol import (
     Awaits,
@@ -79,17 +79,10 @@ class Params(TypedDict, total=False):
     metadata: dict[str, Any] | None
 
 
-SEVERAL_TEMPERATURE: Final = 0.8
-"""The temperature of a request for several answers that names none: at 0 all of them are equal.
-
-llama.cpp's default, see tools/server/README.md there.
-"""
-
-
 def build_request(
     prompt: str | None, messages: Chat | None, params: Params, *, progress: bool = False
 ) -> Generate:
-    """Return the request, with a new id if it has none; several answers are sampled.
+    """Return the request, with a new id if it has none.
 
     With `progress` the daemon says how far the loading of its model is.
 
@@ -98,9 +91,6 @@ def build_request(
         uma_protocol.LocalProtocolError: the protocol does not allow a value.
     """
     fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
-    several = fields.get("n", 1)
-    if fields.get("temperature") is None and isinstance(several, int) and several > 1:
-        fields["temperature"] = SEVERAL_TEMPERATURE
     for name in ("stop", "stop_token_ids", "choice", "allowed_tools"):
         if name in fields:
             fields[name] = tuple(fields[name])

@@ -8,6 +8,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -99,12 +100,15 @@ class Runtime:
         self.tell(f"set server nodes/{node_id} state ready")
 
     def add(self, node: Node) -> None:
-        """Add a server and check it; it takes requests when its checks pass."""
+        """Add a server and check it; it takes requests when its checks pass. Of a failure nothing is left."""
         name = f"nodes/{node.id}"
-        self.tell(
-            f"add server {name} {node.host_port} id {node.id} {server_words(node)}",
-            *(f"enable {what} {name}" for what in ("health", "agent", "server")),
-        )
+        self.tell(f"add server {name} {node.host_port} id {node.id} {server_words(node)}")
+        try:
+            self.tell(*(f"enable {what} {name}" for what in ("health", "agent", "server")))
+        except (NotDone, NotRunning):
+            with suppress(NotDone, NotRunning):
+                self.take_away(node)
+            raise
 
     def close(self, node_id: int) -> None:
         """Take no further request there, so that it can be removed when those that run have ended."""
@@ -113,6 +117,17 @@ class Runtime:
     def delete(self, node_id: int) -> None:
         """Remove a closed server. Raises NotDone while a request runs on it."""
         self.tell(f"del server nodes/{node_id}")
+
+    def take_away(self, node: Node) -> None:
+        """Undo :meth:`add`."""
+        self.close(node.id)
+        self.delete(node.id)
+
+    def take_up(self, node: Node) -> None:
+        """Have a server as it is described: there, and drained or not."""
+        if all(state.id != node.id for state in self.nodes()):
+            self.add(node)
+        (self.drain if node.drained else self.ready)(node.id)
 
 
 def states_of(text: str, pins: Mapping[int, int]) -> tuple[NodeState, ...]:

@@ -18,8 +18,9 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from uma_trio.library.hub import Hub, HubFile, PullFailed, WantedFiles
+from uma_trio.library.hub import Hub, HubFile, WantedFiles
 from uma_trio.library.hub_cache import CachedRepository
+from uma_trio.library.reference import MAIN, PullFailed
 
 _CHUNK: Final = 1 << 20
 # Attempts in a row that bring no byte which was not there before; each waits twice as long as the one before.
@@ -47,12 +48,14 @@ class Download:
         cache: CachedRepository,
         progress: Progress,
         pause: Callable[[float], None] = time.sleep,
+        revision: str = MAIN,
     ) -> None:
         self._hub = hub
         self._repository = repository
         self._cache = cache
         self._progress = progress
         self._pause = pause
+        self._revision = revision
         self._before = self._total = 0
 
     def fetch(self, wanted: WantedFiles) -> Path:
@@ -63,7 +66,7 @@ class Download:
                 was written stays, and the next call goes on from there, unless its bytes were wrong.
         """
         self._total = wanted.n_bytes
-        commit = self._hub.commit(self._repository, wanted.files[0].path)
+        commit = self._hub.commit(self._repository, wanted.files[0].path, self._revision)
         names = {file.path: self._blob_name(file) for file in wanted.files}
         try:
             self._check_room(wanted, names)
@@ -71,7 +74,8 @@ class Download:
                 self._fetch(file, self._cache.blob(names[file.path]))
                 self._before += file.size
             places = [self._cache.put(commit, path, name) for path, name in names.items()]
-            self._cache.set_main(commit)
+            if self._revision == MAIN or commit != self._revision:
+                self._cache.set_ref(self._revision, commit)
         except OSError as error:
             raise PullFailed(f"{error.filename or self._cache.folder}: {error.strerror}") from error
         return places[0]
@@ -149,7 +153,7 @@ class Download:
     def _append(self, file: HubFile, written: BinaryIO, digest: hashlib._Hash, begin: int) -> str:
         """Write what one answer brings; return why it ended early."""
         try:
-            with self._hub.open(self._repository, file.path, begin) as answer:
+            with self._hub.open(self._repository, file.path, begin, self._revision) as answer:
                 if begin and not _resumes(answer, begin):
                     written.seek(0)
                     written.truncate()

@@ -10,11 +10,13 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from email.message import Message
 from http.client import HTTPException, HTTPResponse
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from attrs import frozen
 
+from uma_trio.library.hub_cache import expanded, hub_home
+from uma_trio.library.reference import DEFAULT_ENDPOINT, MAIN, PullFailed
 from uma_trio.library.weights_names import (
     PREFERRED,
     bits_of,
@@ -25,19 +27,12 @@ from uma_trio.library.weights_names import (
     stem_of,
 )
 
-DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 _PATIENCE_S: Final = 30.0
 _MOST_ANSWER: Final = 64 << 20  # of JSON: the largest repositories list some thousand files
 _MOST_PAGES: Final = 100
-_REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_REVISION: Final = "main"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 _NEXT: Final = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
-
-
-class PullFailed(Exception):
-    """A model cannot be fetched; the message is one sentence for the person in front, with a way out."""
 
 
 @frozen
@@ -62,38 +57,11 @@ class WantedFiles:
         return sum(file.size for file in self.files)
 
 
-@frozen
-class Reference:
-    """What was typed: a repository, and the quantisation if one was named."""
-
-    repository: str
-    quant: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.repository}:{self.quant}" if self.quant else self.repository
-
-
-def reference(text: str) -> Reference:
-    """Read ``owner/repo``, ``owner/repo:Q4_K_M``, ``hf:owner/repo`` or the address of its page.
-
-    Raises:
-        PullFailed: it is none of these.
-    """
-    name = re.sub(r"^(hf:|https?://(www\.)?(huggingface\.co|hf\.co)/)", "", text.strip())
-    repository, _, quant = name.partition(":")
-    repository = "/".join(repository.split("?")[0].rstrip("/").split("/")[:2])
-    if not _REPOSITORY.fullmatch(repository):
-        raise PullFailed(
-            f"{text!r} names no repository; write owner/repo or owner/repo:QUANT, as in"
-            " bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M"
-        )
-    return Reference(repository, quant)
-
-
-def choose(files: Iterable[HubFile], quant: str, *, projector: bool) -> WantedFiles:
+def choose(files: Iterable[HubFile], quant: str, *, projector: bool, path: str = "") -> WantedFiles:
     """Choose the files of one model: all parts of it, and its `projector` if that is wanted.
 
-    Without `quant` it is Q4_K_M, else Q8_0, else the first. With one it may be a part of the file's name.
+    Without `quant` it is Q4_K_M, else Q8_0, else the first. With one it may be a part of the file's name. `path`
+    is a file of the model, or a folder that it is in.
 
     Raises:
         PullFailed: the repository has no such model, or not all of its parts.
@@ -108,6 +76,8 @@ def choose(files: Iterable[HubFile], quant: str, *, projector: bool) -> WantedFi
         raise PullFailed(
             "there is no GGUF file in it; look for a repository whose name ends in -GGUF"
         )
+    if path:
+        models = _at(models, path)
     stem = _named(models, quant) if quant else _preferred(models)
     parts = models[stem]
     _, count = part_of(parts[0].path)
@@ -118,6 +88,21 @@ def choose(files: Iterable[HubFile], quant: str, *, projector: bool) -> WantedFi
     bits = bits_of(chosen)
     nearest = sorted(beside, key=lambda file: abs(bits_of(quant_of(file.path)) - bits))[:1]
     return WantedFiles(chosen, (*parts, *nearest))
+
+
+def _at(models: Mapping[str, list[HubFile]], path: str) -> dict[str, list[HubFile]]:
+    """Return the model that a file is of, or those in a folder."""
+    parts = {stem: [file.path for file in files] for stem, files in models.items()}
+    found = {stem: models[stem] for stem, paths in parts.items() if path in paths}
+    if not found:
+        folder = f"{path.rstrip('/')}/"
+        found = {
+            stem: models[stem] for stem, (first, *_) in parts.items() if first.startswith(folder)
+        }
+    if not found:
+        others = ", ".join(paths[0] for paths in parts.values())
+        raise PullFailed(f"it has no model at {path}; it has {others}")
+    return found
 
 
 def _named(models: Mapping[str, list[HubFile]], quant: str) -> str:
@@ -134,30 +119,32 @@ def _named(models: Mapping[str, list[HubFile]], quant: str) -> str:
 
 
 def _preferred(models: Mapping[str, list[HubFile]]) -> str:
-    by_quant = {quant_of(stem): stem for stem in reversed([*models])}
     for quant in PREFERRED:
-        if quant in by_quant:
-            return by_quant[quant]
+        if fitting := [stem for stem in models if quant_of(stem) == quant]:
+            return min(fitting, key=len)
     return next(iter(models))
 
 
 class Hub:
     """The hub at an endpoint. A token is sent to that host alone, and to no other by a redirect."""
 
-    def __init__(self, endpoint: str = DEFAULT_ENDPOINT, token: str = "") -> None:
-        self._endpoint = endpoint.rstrip("/")
+    def __init__(
+        self, endpoint: str = DEFAULT_ENDPOINT, token: str = "", token_from: str = ""
+    ) -> None:
+        self.endpoint = endpoint.rstrip("/")
         self._token = token
+        self._token_from = token_from
         self._opener = urllib.request.build_opener(_Redirects())
         self._asker = urllib.request.build_opener(_NoRedirects())
 
     @classmethod
-    def of(cls, env: Mapping[str, str]) -> Hub:
-        """Return the hub that HF_ENDPOINT and HF_TOKEN name."""
-        return cls(env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, env.get("HF_TOKEN", ""))
+    def of(cls, env: Mapping[str, str], home: Path) -> Hub:
+        """Return the hub that HF_ENDPOINT names, with the token that the hub's own tools would send."""
+        return cls(env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, *_token_of(env, home))
 
-    def files(self, repository: str) -> list[HubFile]:
+    def files(self, repository: str, revision: str = MAIN) -> list[HubFile]:
         """List a repository. Raises :class:`PullFailed`."""
-        url = f"{self._endpoint}/api/models/{repository}/tree/{_REVISION}?recursive=true"
+        url = f"{self.endpoint}/api/models/{repository}/tree/{_quoted(revision)}?recursive=true"
         found: list[HubFile] = []
         for _ in range(_MOST_PAGES):
             with self._open(url, repository) as answer:
@@ -168,23 +155,23 @@ class Hub:
             url = urllib.parse.urljoin(url, more[1])
         raise PullFailed(f"{repository} has too many files to list")
 
-    def commit(self, repository: str, path: str) -> str:
+    def commit(self, repository: str, path: str, revision: str = MAIN) -> str:
         """Return the commit that a file is of. Raises :class:`PullFailed`."""
-        request = self._request(self.address(repository, path), method="HEAD")
+        request = self._request(self.address(repository, path, revision), method="HEAD")
         try:
             with self._asker.open(request, timeout=_PATIENCE_S) as answer:
                 headers = answer.headers
         except urllib.error.HTTPError as refusal:
             with refusal:
                 if refusal.code >= 400:
-                    raise _explained(refusal, repository) from None
+                    raise self._explained(refusal, repository) from None
                 headers = refusal.headers
         except (OSError, HTTPException) as error:
-            raise _unreachable(self._endpoint, error) from None
+            raise _unreachable(self.endpoint, error) from None
         commit = headers.get("X-Repo-Commit", "")
-        return commit if _COMMIT.fullmatch(commit) else _REVISION
+        return commit if _COMMIT.fullmatch(commit) else MAIN
 
-    def open(self, repository: str, path: str, begin: int) -> HTTPResponse:
+    def open(self, repository: str, path: str, begin: int, revision: str = MAIN) -> HTTPResponse:
         """Ask for a file's bytes from `begin` on; the answer's status says whether that was heard.
 
         Raises:
@@ -192,40 +179,80 @@ class Hub:
             OSError: the connection failed, which may pass.
         """
         ranged = {"Range": f"bytes={begin}-"} if begin else {}
-        request = self._request(self.address(repository, path), headers=ranged)
+        request = self._request(self.address(repository, path, revision), headers=ranged)
         try:
             answer: HTTPResponse = self._opener.open(request, timeout=_PATIENCE_S)
         except urllib.error.HTTPError as refusal:
             with refusal:
                 if refusal.code >= 500 or refusal.code in (408, 416, 429):
                     raise OSError(f"the server answered {refusal.code}") from None
-                raise _explained(refusal, repository) from None
+                raise self._explained(refusal, repository) from None
         return answer
 
-    def address(self, repository: str, path: str) -> str:
+    def address(self, repository: str, path: str, revision: str = MAIN) -> str:
         """Return where a file is."""
         quoted = urllib.parse.quote(path)
-        return f"{self._endpoint}/{repository}/resolve/{_REVISION}/{quoted}"
+        return f"{self.endpoint}/{repository}/resolve/{_quoted(revision)}/{quoted}"
 
     def _open(self, url: str, repository: str) -> HTTPResponse:
         try:
             answer: HTTPResponse = self._opener.open(self._request(url), timeout=_PATIENCE_S)
         except urllib.error.HTTPError as refusal:
             with refusal:
-                raise _explained(refusal, repository) from None
+                raise self._explained(refusal, repository) from None
         except (OSError, HTTPException) as error:
-            raise _unreachable(self._endpoint, error) from None
+            raise _unreachable(self.endpoint, error) from None
         return answer
+
+    def _explained(self, refusal: urllib.error.HTTPError, repository: str) -> PullFailed:
+        if refusal.code == 401 and self._token:
+            return PullFailed(
+                f"the hub does not take the token of {self._token_from or 'this program'}; set another one, or none"
+            )
+        if refusal.code in (401, 403):
+            return PullFailed(
+                f"{repository} is not open to everybody, or does not exist; accept its licence on its page, and set"
+                " HF_TOKEN or run `hf auth login`"
+            )
+        if refusal.code == 404:
+            return PullFailed(f"there is no {repository} on the hub; check the name")
+        return PullFailed(f"the hub answered {refusal.code} {refusal.reason}; try again later")
 
     def _request(
         self, url: str, headers: Mapping[str, str] | None = None, method: str = "GET"
     ) -> urllib.request.Request:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise PullFailed(f"{url} is no web address; check HF_ENDPOINT")
-        own = self._token and _same_server(url, self._endpoint)
+        own = self._token and _same_server(url, self.endpoint)
         keys = {"Authorization": f"Bearer {self._token}"} if own else {}
         about = {"User-Agent": "uma-trio", **keys, **(headers or {})}
         return urllib.request.Request(url, headers=about, method=method)  # noqa: S310 - see the check above
+
+
+def _quoted(revision: str) -> str:
+    return urllib.parse.quote(revision, safe="")
+
+
+def _token_of(env: Mapping[str, str], home: Path) -> tuple[str, str]:
+    """Return the token to send and where it is from, in the order of the hub's own tools; "" if there is none."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if token := env.get(name, "").strip():
+            return _checked(token, name), name
+    if env.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "", ""
+    path = expanded(env["HF_TOKEN_PATH"], home) if env.get("HF_TOKEN_PATH") else None
+    path = path or hub_home(env, home) / "token"
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return "", ""
+    return _checked(token, str(path)), str(path)
+
+
+def _checked(token: str, place: str) -> str:
+    if re.search(r"[^\x21-\x7e]", token):
+        raise PullFailed(f"{place} holds no token, which has letters and digits; set it anew")
+    return token
 
 
 def _same_server(url: str, other: str) -> bool:
@@ -297,17 +324,6 @@ def _digest(lfs: Mapping[str, Any], repository: str) -> str:
     if digest and not _SHA256.fullmatch(digest):
         raise PullFailed(f"{repository} gives {digest!r} as a SHA-256; check HF_ENDPOINT")
     return digest
-
-
-def _explained(refusal: urllib.error.HTTPError, repository: str) -> PullFailed:
-    if refusal.code in (401, 403):
-        return PullFailed(
-            f"{repository} is not open to everybody, or does not exist; accept its licence on its page and set"
-            " HF_TOKEN"
-        )
-    if refusal.code == 404:
-        return PullFailed(f"there is no {repository} on the hub; check the name")
-    return PullFailed(f"the hub answered {refusal.code} {refusal.reason}; try again later")
 
 
 def _unreachable(endpoint: str, error: Exception) -> PullFailed:

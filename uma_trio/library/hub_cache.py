@@ -21,10 +21,21 @@ def cache_folder(env: Mapping[str, str], home: Path) -> Path:
     """Return the cache, in the order in which llama.cpp and the hub's library look for it."""
     for name in ("LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if folder := env.get(name):
-            return Path(folder)
+            return expanded(folder, home)
+    return hub_home(env, home) / "hub"
+
+
+def hub_home(env: Mapping[str, str], home: Path) -> Path:
+    """Return the folder of the hub's own tools, which has their cache and the token of `hf auth login`."""
     if folder := env.get("HF_HOME"):
-        return Path(folder, "hub")
-    return Path(env.get("XDG_CACHE_HOME") or home / ".cache", "huggingface", "hub")
+        return expanded(folder, home)
+    return expanded(env.get("XDG_CACHE_HOME") or "~/.cache", home) / "huggingface"
+
+
+def expanded(text: str, home: Path) -> Path:
+    """Return a path of a variable, in which ~ stands for the home folder, as the hub's tools read it."""
+    path = Path(text)
+    return home.joinpath(*path.parts[1:]) if path.parts[:1] == ("~",) else path
 
 
 @frozen
@@ -63,11 +74,11 @@ class CachedRepository:
         new.replace(place)
         return place
 
-    def set_main(self, commit: str) -> None:
-        """Make a commit the current one."""
-        ref = self.folder / "refs" / "main"
+    def set_ref(self, revision: str, commit: str) -> None:
+        """Make a commit that of a revision."""
+        ref = self.folder / "refs" / revision
         ref.parent.mkdir(parents=True, exist_ok=True)
-        new = ref.with_name(f".main.{os.getpid()}")
+        new = ref.with_name(f".{ref.name}.{os.getpid()}")
         new.write_text(commit, encoding="ascii")
         new.replace(ref)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from uma_trio.library.reference import PullFailed, is_address, reference
 from uma_trio.library.stores import Found
 from uma_trio.library.weights_names import PREFERRED
 from uma_trio.spelling import nearest
@@ -22,19 +23,20 @@ def model_file(typed: str, here: Callable[[], Iterable[Found]]) -> Path:
 
     A path wins, also one where nothing is if it looks like one: ends in .gguf, or begins with a dot, a
     slash or ~. `here` is asked for anything else only. ``hf:``, ``ollama:`` and ``lmstudio:`` before a name
-    say who keeps it.
+    say who keeps it. An address of the hub names what was fetched from there.
 
     Raises:
         NoSuchModel: it is neither.
     """
     path = Path(typed).expanduser()
-    if typed.lower().endswith(".gguf") or typed.startswith((".", "/", "~")) or path.exists():
+    looks_like_one = typed.lower().endswith(".gguf") and not is_address(typed)
+    if looks_like_one or typed.startswith((".", "/", "~")) or path.exists():
         return path
     source, _, name = typed.partition(":")
     if source not in _SOURCES:
         source, name = "", typed
     found = [model for model in here() if source in ("", model.source)]
-    matching = _matching(name, found)
+    matching = _matching(name, found) or _at_address(typed, found)
     if matching:
         return matching[0].path
     raise NoSuchModel(_no_such(typed, name, found))
@@ -54,6 +56,21 @@ def _matching(name: str, found: Sequence[Found]) -> list[Found]:
         if fitting:
             return sorted(fitting, key=_preference)
     return []
+
+
+def _at_address(typed: str, found: Sequence[Found]) -> list[Found]:
+    """Return the models of the hub that an address leads to, the best first."""
+    try:
+        asked = reference(typed) if is_address(typed) else None
+    except PullFailed:
+        asked = None
+    if asked is None:
+        return []
+    found = [model for model in found if model.source == "hf"]
+    if asked.path:
+        suffix = f"/{asked.path}"
+        found = [model for model in found if str(model.path).endswith(suffix)]
+    return _matching(str(asked), found)
 
 
 def _preference(model: Found) -> tuple[int, str]:

@@ -10,8 +10,8 @@ _QUANT: Final = re.compile(
     r"(?i)(?:^|[-._])((?:UD-)?(?:I?Q[1-9](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|BF16|F16|F32))(?=[-._]|$)"
 )
 _PART: Final = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})$")
-# Files beside a model that are none: projectors, and what other programs use to guess or quantise.
-_BESIDE: Final = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+# Modules that draft tokens for a model; the same words elsewhere in a name say that the model has one in it.
+_DRAFTERS: Final = ("mtp-", "eagle3-", "dflash-", "dspark-")
 # In this order a quantisation is taken where none is named; llama.cpp's tools do the same.
 PREFERRED: Final = ("Q4_K_M", "Q8_0")
 _BITS: Final = re.compile(r"\d+")
@@ -39,7 +39,15 @@ def part_of(name: str) -> tuple[int, int]:
 def is_model(name: str) -> bool:
     """Whether a file is a model or a part of one, by its name."""
     last = PurePosixPath(name).name.lower()
-    return last.endswith(".gguf") and not any(word in last for word in _BESIDE)
+    beside = "mmproj" in last or last.startswith(_DRAFTERS) or _is_imatrix(last)
+    return last.endswith(".gguf") and not beside
+
+
+def _is_imatrix(last: str) -> bool:
+    """Whether a file is what was measured to quantise; a model that was quantised with that has a quantisation."""
+    stem = stem_of(last)
+    data = stem.startswith("imatrix") or stem.endswith(".imatrix") or not quant_of(last)
+    return "imatrix" in stem and data
 
 
 def is_projector(name: str) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from uma_protocol.errors import Code
 from uma_trio.service.ask import Ask, Chat, Door, Refusal
+from uma_trio.text.shape import BESIDE_TOOLS
 from uma_trio.text.slices import json_text as json_text
 from uma_trio.text.slices import stripped
 from uma_trio.text.slices import utf8_length as utf8_length
@@ -158,10 +159,11 @@ def _check_shape(ask: Ask) -> None:
     """Check that one thing at most constrains the answer. Raises :class:`Refusal`."""
     chat = ask.prompt if isinstance(ask.prompt, Chat) else None
     tools = chat is not None and chat.tools and chat.choice.mode != "none"
-    if ask.shape is not None and tools:
+    if ask.shape is not None and tools and ask.shape.kind not in BESIDE_TOOLS:
         raise Refusal(
             Code.E_PROTO_003,
-            f"{ask.shape.field} cannot be combined with tools; omit one of them, or set tool_choice none",
+            f"{ask.shape.field} cannot be combined with tools unless it is a JSON schema or a choice; omit one of them, "
+            "or set tool_choice none",
             field=ask.shape.field,
         )
 

@@ -23,7 +23,7 @@ from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
 from uma_trio.text.replies.closed import closed
 from uma_trio.text.replies.derive import CPU_SECONDS, derive
 from uma_trio.text.replies.format import PLAIN
-from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
+from uma_trio.text.replies.grammar import Offer, answer_in_frame, answer_of, grammar_of
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
 from uma_trio.text.slices import Forgeable, digest, json_text
@@ -221,11 +221,13 @@ class Replies:
         """
         inner: Constraint | None = None
         calls = self.format.calls
-        if shape is not None:
-            inner = self._follow(compiler, shape)
-        elif loosened.offers and choice.mode != "none" and calls is not None:
-            text = grammar_of(calls, loosened.offers, choice, self.special)
+        if loosened.offers and choice.mode != "none" and calls is not None:
+            answer = self._answer_of(compiler, shape)
+            more = () if answer is None else (answer,)
+            text = grammar_of(calls, loosened.offers, choice, self.special, *more)
             inner = compiler.follow(Shape("reply", text, "tools"))
+        elif shape is not None:
+            inner = self._follow(compiler, shape)
         if budget is not None and calls is not None and calls.style == "harmony":
             from uma_trio.text.replies.bounded import Bounded
 
@@ -239,14 +241,21 @@ class Replies:
 
     def _follow(self, compiler: Compiler, shape: Shape) -> Constraint:
         """Return what keeps an answer to a shape, where the format writes answers."""
+        calls = self.format.calls
+        answer = self._answer_of(compiler, shape)
+        if calls is None or not calls.framed or answer is None:
+            return compiler.follow(shape)
+        framed = answer_in_frame(calls, answer, self.special)
+        return compiler.follow(Shape("reply", framed, shape.field))
+
+    def _answer_of(self, compiler: Compiler, shape: Shape | None) -> str | None:
+        """Return the grammar of an answer of a shape as a part of another one; None if there is none."""
         from uma_trio.text.grammars import JSON
 
-        inner = compiler.follow(shape)  # which says what is wrong with the shape
-        calls = self.format.calls
-        if calls is None or not calls.framed:
-            return inner
-        framed = answer_in_frame(calls, shape, JSON, self.special)
-        return inner if framed is None else compiler.follow(Shape("reply", framed, shape.field))
+        if shape is None:
+            return None
+        compiler.follow(shape)  # which says what is wrong with the shape
+        return answer_of(shape, JSON)
 
     def loosened(self, compiler: Compiler, tools: Sequence[Tool], choice: ToolChoice) -> Loosened:
         """Return what the arguments of the tools that may be called are held to.

@@ -18,6 +18,10 @@ MAX_BYTES: Final[dict[Kind, int]] = {
 }
 
 
+#: Shapes that an answer may have where the model may call tools instead of answering.
+BESIDE_TOOLS: Final[tuple[Kind, ...]] = ("schema", "choice")
+
+
 class Unconstrainable(Exception):
     """What is asked cannot be enforced, or is none; the message says why, to stand after its name."""
 

@@ -18,7 +18,7 @@ function el(what, props, ...children) {
 		else if (key.includes("-") || ATTRS.has(key)) made.setAttribute(key, value);
 		else made[key] = value;
 	}
-	made.append(...children.flat().filter((child) => child ?? false));
+	for (const child of children.flat()) if (child ?? false) made.append(child); // too many for arguments of one call
 	return made;
 }
 const button = (text, onclick, props = {}, kind = "quiet") => el(`button.${kind}`, { type: "button", ...props, onclick }, text);
@@ -38,8 +38,9 @@ async function ask(path, { body, signal, more } = {}) {
 	const answer = await fetch(BASE + path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal, cache: "no-store" });
 	if (answer.ok) return answer;
 	if (answer.status === 401) wantKey();
-	const said = await answer.json().catch(() => ({}));
-	throw new Refused(said.error?.message ?? said.message ?? `HTTP ${answer.status}`);
+	const said = await answer.json().catch(() => null);
+	if (!said && answer.status >= 500) throw new TypeError("a proxy answers for a daemon that does not");
+	throw new Refused(said?.error?.message ?? said?.message ?? `HTTP ${answer.status}`);
 }
 
 /** The server-sent events of an answer: {data, id}. */
@@ -92,7 +93,7 @@ async function keepLearning() {
 				else await learnModels();
 				there(true);
 			} catch (error) {
-				if (!(error instanceof Refused)) there(false);
+				there(error instanceof Refused);
 				pause = 2000;
 			}
 		}
@@ -109,13 +110,17 @@ function wantKey() {
 
 // --- Markdown, the part of it that models write, as elements ---
 
-const INLINE = /(`+)([\s\S]*?[^`])\1(?!`)|\*\*(?=\S)([\s\S]*?\S)\*\*|\*(?=[^\s*])([\s\S]*?[^\s*])\*|~~(?=\S)([\s\S]*?\S)~~|!?\[([^\]\n]*)\]\((https?:\/\/[^\s()]+(?:\([^\s()]*\))?[^\s()]*)(?:\s+"[^"\n]*")?\)|<?(https?:\/\/[^\s<>"')\]]+[^\s<>"')\].,;:!?])>?|\\([\\`*_{}[\]()#+\-.!|~>])/;
+const INLINE = /(?<!`)(`+)(?!`)([\s\S]*?[^`])\1(?!`)|\*\*(?=\S)([\s\S]*?\S)\*\*|\*(?=[^\s*])([\s\S]*?[^\s*])\*|~~(?=\S)([\s\S]*?\S)~~|!?\[([^\]\n]*)\]\((https?:\/\/[^\s()]+(?:\([^\s()]*\))?[^\s()]*)(?:\s+"[^"\n]*")?\)|<?(https?:\/\/[^\s<>"')\]]+[^\s<>"')\].,;:!?])>?|\\([\\`*_{}[\]()#+\-.!|~>])/;
 
 // Looking for the end of a mark takes time by the square of what is looked through: so much at once.
 const PIECE = 3000;
 
 function inline(text, depth = 0) {
-	if (text.length > PIECE) return [...inline(text.slice(0, PIECE), depth), ...inline(text.slice(PIECE), depth)];
+	const out = [];
+	for (let at = 0; at < text.length; at += PIECE) out.push(...marksOf(text.slice(at, at + PIECE), depth));
+	return out;
+}
+function marksOf(text, depth) {
 	const out = [];
 	while (text) {
 		const found = depth < 6 ? INLINE.exec(text) : null;
@@ -137,11 +142,11 @@ function inline(text, depth = 0) {
 	return out;
 }
 
-/** Cut a text into blocks: fences, lists and tables whole, paragraphs at empty lines. */
+/** Cut a text into blocks: fences, lists and tables whole, paragraphs at empty lines. Each line is looked at once. */
 function blocksOf(text) {
 	const blocks = [];
-	let now = [], fence = "";
-	const end = () => { if (now.length) blocks.push(now.join("\n")); now = []; };
+	let now = [], fence = "", list = false;
+	const end = () => { if (now.length) blocks.push(now.join("\n")); now = []; list = false; };
 	for (const line of text.split("\n")) {
 		const mark = /^ {0,3}(`{3,}|~{3,})/.exec(line)?.[1];
 		if (fence) {
@@ -149,20 +154,27 @@ function blocksOf(text) {
 			if (mark && mark[0] === fence[0] && mark.length >= fence.length && !line.trim().slice(mark.length)) { fence = ""; end(); }
 		} else if (mark) { end(); fence = mark; now.push(line); }
 		else if (!line.trim()) {
-			if (now.length && ITEM.test(now[0])) now.push(line); else end();
+			if (list) now.push(""); else end();
 		} else {
-			const list = now.length && ITEM.test(now[0]);
-			if (list && !now.at(-1).trim() && !ITEM.test(line) && !/^\s/.test(line)) end();
-			else if (!list && ITEM.test(line) && now.length && !/^ *\d/.test(line)) end();
-			else if (/^#{1,6} /.test(line)) end();
+			const item = ITEM.test(line), heading = /^#{1,6} /.test(line);
+			if (heading || (list ? !now.at(-1) && !item && !/^\s/.test(line) : item && !/^ *\d/.test(line))) end();
+			if (!now.length) list = item;
 			now.push(line);
-			if (/^#{1,6} /.test(line) || /^ {0,3}([-*_])( *\1){2,} *$/.test(line)) end();
+			if (heading || isRule(line)) end();
 		}
 	}
 	end();
 	return blocks;
 }
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+/;
+const isRule = (line) => /^ {0,3}([-*_])( *\1){2,} *$/.test(line);
+
+/** A heading without the marks that may end it; those of "C#" stay. */
+function withoutMarks(text) {
+	let end = text.length;
+	while (text[end - 1] === "#") end--;
+	return end && text[end - 1] !== " " ? text : text.slice(0, end).trimEnd();
+}
 
 function codeBlock(name, body) {
 	const copy = button("Copy", () => copyText(body, copy));
@@ -199,14 +211,14 @@ function tableOf(lines) {
 
 function block(text, depth = 0) {
 	const lines = text.split("\n");
-	const fence = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/.exec(text);
+	const fence = /^ {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)/.exec(text);
 	if (fence) {
 		const closed = lines.length > 1 && lines.at(-1).trim().startsWith(fence[1]);
 		return codeBlock(fence[2], lines.slice(1, closed ? -1 : undefined).join("\n"));
 	}
-	const heading = /^(#{1,6}) +(.*?)#* *$/.exec(text);
-	if (heading) return el(`h${heading[1].length}`, inline(heading[2]));
-	if (/^ {0,3}([-*_])( *\1){2,} *$/.test(text)) return el("hr");
+	const heading = /^#{1,6}(?= )/.exec(text)?.[0];
+	if (heading) return el(`h${heading.length}`, inline(withoutMarks(text.slice(heading.length).trim())));
+	if (isRule(text)) return el("hr");
 	if (ITEM.test(text)) return listOf(lines.filter((line) => line.trim()));
 	if (lines.every((line) => /^ {0,3}>/.test(line)) && depth < 4)
 		return el("blockquote", blocksOf(lines.map((line) => line.replace(/^ {0,3}> ?/, "")).join("\n")).map((one) => block(one, depth + 1)));
@@ -244,22 +256,80 @@ let talks = [], talk = null; // a conversation with a `run` is being answered
 const LIVE = new Set(["node", "wait", "run"]);
 const kept = (key, value) => (LIVE.has(key) ? undefined : value);
 
+// Each conversation is stored by itself. A tab writes only what has changed in it, and takes up what others write.
+const STORED = "uma.talk.", unsaved = new Set();
+const newId = () => crypto.randomUUID?.() ?? String(Math.random());
+
 function load() {
-	try { talks = JSON.parse(localStorage.getItem("uma.talks") ?? "[]"); } catch { talks = []; }
-	talks = talks.filter((one) => Array.isArray(one?.turns));
-	talk = talks.find((one) => one.id === localStorage.getItem("uma.talk")) ?? talks[0] ?? fresh();
+	let last;
+	try {
+		// As long as all conversations were one item, a tab that was closed erased what others had written.
+		const before = JSON.parse(localStorage.getItem("uma.talks") ?? "[]").filter((one) => Array.isArray(one?.turns));
+		talks = before.map((one, i) => ({ at: before.length - i, ...one }));
+		talks.forEach(save);
+		localStorage.removeItem("uma.talks");
+		catchUp();
+		last = sessionStorage.getItem("uma.talk") ?? localStorage.getItem("uma.talk");
+	} catch { /* the browser stores nothing for this page */ }
+	talk = talks.find((one) => one.id === last) ?? talks[0] ?? fresh();
 }
 function fresh() {
 	const said = talk?.said ?? {};
-	return { id: crypto.randomUUID?.() ?? String(Math.random()), title: "", model: talk?.model ?? "", said: { ...said }, turns: [] };
+	return { id: newId(), title: "", model: talk?.model ?? "", said: { ...said }, turns: [] };
+}
+function stored(id) {
+	try {
+		const found = JSON.parse(localStorage.getItem(STORED + id));
+		return Array.isArray(found?.turns) ? { ...found, id, said: { ...found.said } } : null;
+	} catch { return null; }
+}
+/** Take up what all tabs have stored, also while this one was asleep. */
+function catchUp() {
+	const ids = new Set(Object.keys(localStorage).filter((key) => key.startsWith(STORED)).map((key) => key.slice(STORED.length)));
+	for (const one of talks) if (!ids.has(one.id) && !unsaved.has(one)) remove(one);
+	ids.forEach(adopt);
+}
+/** Take up what another tab has stored of a conversation. Changed here as well, the one here becomes another. */
+function adopt(id) {
+	const theirs = stored(id);
+	if (!theirs) return;
+	const mine = talks.find((one) => one.id === id);
+	if (mine && (mine.run || unsaved.has(mine) || (mine === talk && $("log").querySelector(".editing")))) {
+		if (JSON.stringify(mine, kept) === JSON.stringify(theirs)) return;
+		mine.id = newId();
+		save(mine);
+	} else if (mine) {
+		Object.assign(mine, theirs);
+		if (mine === talk) showTalk();
+		return;
+	}
+	talks.push(theirs);
+	talks.sort((a, b) => (b.at ?? 0) - (a.at ?? 0));
+}
+function remove(one) {
+	one.run?.abort.abort();
+	talks = talks.filter((other) => other !== one);
+	if (one === talk) { talk = talks[0] ?? fresh(); showTalk(); }
+}
+function onStored({ key, newValue }) {
+	if (key !== null && !key.startsWith(STORED)) return;
+	const id = key?.slice(STORED.length), gone = newValue === null && talks.find((one) => one.id === id);
+	if (key === null) catchUp();
+	else if (gone) remove(gone);
+	else adopt(id);
+	showTalks();
 }
 let saving = 0;
-function save() { clearTimeout(saving); saving = setTimeout(saveNow, 300); }
+function save(one) { if (one) unsaved.add(one); clearTimeout(saving); saving = setTimeout(saveNow, 300); }
 function saveNow() {
 	clearTimeout(saving);
+	for (const one of talks) if (one.run) unsaved.add(one);
 	try {
-		localStorage.setItem("uma.talks", JSON.stringify(talks, kept));
-		localStorage.setItem("uma.talk", talk.id);
+		for (const one of unsaved) {
+			if (talks.includes(one)) localStorage.setItem(STORED + one.id, JSON.stringify(one, kept));
+			unsaved.delete(one);
+		}
+		for (const where of [localStorage, sessionStorage]) where.setItem("uma.talk", talk.id);
 	} catch {
 		tell("The browser has no room for more conversations; delete some.");
 	}
@@ -278,11 +348,12 @@ function go(one) {
 }
 function drop(one) {
 	if (one.turns.length && !confirm("Delete this conversation?")) return;
-	const was = one === talk;
-	one.run?.abort.abort();
-	talks = talks.filter((other) => other !== one);
-	if (was) talk = talks[0] ?? fresh();
-	showTalk();
+	remove(one);
+	forgetStored((key) => key === STORED + one.id);
+}
+function forgetStored(isGone) {
+	try { for (const key of Object.keys(localStorage)) if (isGone(key)) localStorage.removeItem(key); } catch { /* nothing is stored */ }
+	showTalks();
 	save();
 }
 function showTalk() {
@@ -402,7 +473,7 @@ function submit() {
 	say(text);
 }
 function say(text) {
-	if (!talks.includes(talk)) talks.unshift(talk);
+	if (!talks.includes(talk)) { talk.at = Date.now(); talks.unshift(talk); }
 	talk.title ||= text.replace(/\s+/g, " ").slice(0, 80);
 	talk.turns.push({ role: "user", content: text });
 	answer();
@@ -414,7 +485,6 @@ function bodyOf(turns, goesOn) {
 	if (system) body.messages.push({ role: "system", content: system });
 	for (const turn of turns) if (turn.content || turn.role === "user") body.messages.push({ role: turn.role, content: turn.content });
 	if (goesOn) body.continue_final_message = true;
-	body.temperature = 0.7;
 	for (const [name, value] of Object.entries(said)) if (value !== "") body[name] = ["priority", "reasoning_effort"].includes(name) ? value : Number(value);
 	return body;
 }
@@ -432,7 +502,7 @@ async function answer(turn) {
 	Object.assign(turn, { error: "", cut: false, stats: undefined, model: body.model, wait: { text: "Waiting for a slot…" } });
 	stays = true;
 	showTalk();
-	save();
+	save(mine);
 	try {
 		await follow(await ask("/v1/chat/completions", { body, signal: run.abort.signal }), run);
 		there(true);
@@ -453,7 +523,7 @@ async function answer(turn) {
 		$("heard").textContent = turn.error ? "The answer failed." : turn.stats?.reason === "stopped" ? "Stopped." : "The answer is complete.";
 	}
 	showTalks();
-	save();
+	save(mine);
 }
 
 async function follow(answered, run) {
@@ -554,20 +624,22 @@ async function watch() {
 		try {
 			const answered = await ask(`/events?ticks=1${watched && `&model=${encodeURIComponent(watched)}`}`, { signal: mine.signal, more: lastId ? { "Last-Event-ID": lastId } : {} });
 			there(true);
+			$("nothing").textContent = NOTHING;
 			for await (const { data, id } of eventsOf(answered)) {
 				lastId = id || lastId;
 				take(JSON.parse(data));
 			}
 		} catch (error) {
 			if (error.name === "AbortError") return;
-			if (error instanceof Refused) $("nothing").textContent = error.message;
+			there(error instanceof Refused);
+			if (error instanceof Refused) { view.requests = []; $("nothing").textContent = `${error.message}.`; showRequests(); }
 		}
 		if (watching !== mine) return;
-		there(false);
 		await new Promise((done) => setTimeout(done, 2000));
 	}
 }
 
+const NOTHING = $("nothing").textContent;
 let watched = ""; // whose ticks are shown
 function forget() { ticks = []; since.clear(); unread.clear(); lastId = ""; }
 function watchModel(id) {
@@ -862,18 +934,16 @@ function start() {
 	on("export", "click", exportAll);
 	on("forget", "click", () => {
 		if (!confirm("Delete all conversations in this browser?")) return;
-		for (const one of talks) one.run?.abort.abort();
-		talks = [];
-		go(fresh());
-		saveNow();
+		for (const one of talks) remove(one);
+		forgetStored((key) => key.startsWith(STORED));
 	});
 	on("show-settings", "click", () => {
 		const open = ($("settings").hidden = !$("settings").hidden);
 		$("show-settings").ariaExpanded = !open;
 	});
 	on("settings", "submit", (event) => event.preventDefault());
-	for (const name of FIELDS) $(name).addEventListener("change", () => { if ($(name).reportValidity()) { talk.said[name] = $(name).value; save(); } });
-	on("model", "change", () => { talk.model = $("model").value; showModels(); save(); });
+	for (const name of FIELDS) $(name).addEventListener("change", () => { if ($(name).reportValidity()) { talk.said[name] = $(name).value; save(talk); } });
+	on("model", "change", () => { talk.model = $("model").value; showModels(); save(talk); });
 	on("menu", "click", () => ($("menu").ariaExpanded = $("side").classList.toggle("open")));
 	on("log", "scroll", () => { stays = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 40; });
 	on("log", "click", closeSide);
@@ -884,7 +954,9 @@ function start() {
 	on(window, "hashchange", route);
 	on(window, "keydown", onKey);
 	on(window, "pagehide", saveNow);
-	on(document, "visibilitychange", () => { lookNow(); watch(); });
+	on(window, "pageshow", (event) => { if (event.persisted) { catchUp(); showTalks(); } });
+	on(window, "storage", onStored);
+	on(document, "visibilitychange", () => { if (document.hidden) saveNow(); lookNow(); watch(); });
 	on("pause", "click", pause);
 	on("ticks", "click", chooseAt);
 	on("ticks", "keydown", chooseBeside);

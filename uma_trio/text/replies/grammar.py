@@ -26,6 +26,7 @@ from uma_trio.text.slices import json_text
 
 _ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
 _HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
+_ANY_TEXT: Final = "TEXT"
 _TEXT: Final = "TEXT: /(.|\\n)*/\nSPACE: /[ \\n]{1,2}/\n"
 _FINAL: Final = "<|channel|>final<|message|>"
 _RESPONDED: Final = "<|close|>response<|sep|>"
@@ -49,18 +50,25 @@ class Offer:
 
 
 def grammar_of(
-    syntax: CallSyntax, offers: Sequence[Offer], choice: ToolChoice, special: Special
+    syntax: CallSyntax,
+    offers: Sequence[Offer],
+    choice: ToolChoice,
+    special: Special,
+    answer: str = _ANY_TEXT,
 ) -> str:
-    """Return the grammar of a reply that may, or must, call one of `offers`."""
-    writer = _Writer(syntax, special)
+    """Return the grammar of a reply that may, or must, call one of `offers`.
+
+    Where it need not call, `answer` is the grammar of a reply that does not; only any text may also precede calls.
+    """
+    writer = _Writer(syntax, special, beside_json=answer != _ANY_TEXT)
     bodies = " | ".join(f"body_{index}" for index in range(len(offers)))
     rules = [writer.body(index, offer) for index, offer in enumerate(offers)]
     if syntax.style == "literal":
         rules += writer.literals.common()
     if syntax.style == "harmony":
-        return writer.harmony(bodies, rules, choice)
+        return writer.harmony(bodies, rules, choice, answer)
     if syntax.style == "channels":
-        return writer.channels(rules, bodies, choice)
+        return writer.channels(rules, bodies, choice, answer)
     opened, close = writer.marker(syntax.open), writer.marker(syntax.close)
     # Models are not sure about white space between calls, and it means nothing.
     between = writer.marker(syntax.between) if syntax.between.strip() else "SPACE?"
@@ -71,6 +79,8 @@ def grammar_of(
     start = syntax.start
     if choice.mode == "required":
         rules.append(f"start: {writer.marker(start)} rest")
+    elif answer != _ANY_TEXT:
+        rules.append(f"start: {answer} | {writer.marker(start)} rest")
     elif syntax.bare:
         rules.append(f"start: TEXT | {writer.marker(start)} rest")
     elif not start.strip():
@@ -87,28 +97,29 @@ def grammar_of(
     return _HEAD + _TEXT + "\n".join(rules) + "\n"
 
 
-def answer_in_frame(
-    syntax: CallSyntax, shape: Shape, style: Mapping[str, Any], special: Special
-) -> str | None:
-    """Return the grammar of a framed reply whose final message has a shape, JSON in a `style`.
+def answer_of(shape: Shape, style: Mapping[str, Any]) -> str | None:
+    """Return the grammar of an answer of a shape, JSON in a `style`, as a part of another grammar.
 
     None for regular expressions and grammars, which cannot stand in another one.
     """
     if shape.kind == "schema":
         schema = {**json.loads(shape.text), "x-guidance": style}
-        answer = f"%json {json_text(schema)}"
-    elif shape.kind == "choice":
-        answer = f"({' | '.join(map(_literal, json.loads(shape.text)))})"
-    else:
-        return None
+        return f"%json {json_text(schema)}"
+    if shape.kind == "choice":
+        return f"({' | '.join(map(_literal, json.loads(shape.text)))})"
+    return None
+
+
+def answer_in_frame(syntax: CallSyntax, answer: str, special: Special) -> str:
+    """Return the grammar of a framed reply whose final message is an `answer`."""
     return _Writer(syntax, special).final(answer)
 
 
 class _Writer:
     """Writes rules of one syntax."""
 
-    def __init__(self, syntax: CallSyntax, special: Special) -> None:
-        self._syntax, self._special = syntax, special
+    def __init__(self, syntax: CallSyntax, special: Special, *, beside_json: bool = False) -> None:
+        self._syntax, self._special, self._beside_json = syntax, special, beside_json
         self.literals = LiteralRules(syntax, self.marker)
 
     def marker(self, text: str) -> str:
@@ -135,6 +146,8 @@ class _Writer:
             close = _literal(CLOSING[syntax.after_name.strip()[-1]])
             return "\n".join([f"{name}: {head} {inner} {close}", *rules])
         arguments = f"%json {json_text(offer.schema)}"
+        if syntax.style == "object" and syntax.bare and self._beside_json:
+            return f"{name}: %json {json_text(self._whole_object(offer))}"
         if syntax.style == "object":
             head = f"{{{_quoted(syntax.name_key)}: {_quoted(offer.name)}, {_quoted(syntax.arguments_key)}: "
             tail = _literal("}")
@@ -151,6 +164,22 @@ class _Writer:
         if syntax.id_open:
             called += f" {self.marker(syntax.id_open)} {_ID}"
         return f"{name}: {called} {self.marker(syntax.after_name)} {arguments}"
+
+    def _whole_object(self, offer: Offer) -> dict[str, Any]:
+        """Return the schema of a whole call: where an object may stand as well, texts and JSON share no lexemes."""
+        syntax = self._syntax
+        arguments = part_of(offer.schema, offer.schema)
+        root = {"$defs": arguments.pop("$defs", {}), "x-guidance": arguments.pop("x-guidance", {})}
+        members = {syntax.name_key: {"const": offer.name}, syntax.arguments_key: arguments}
+        if syntax.id_key:
+            members[syntax.id_key] = {"type": "string", "pattern": f"^{_ID.strip('/')}$"}
+        return {
+            "type": "object",
+            "properties": members,
+            "required": list(members),
+            "additionalProperties": False,
+            **root,
+        }
 
     def _tagged(self, name: str, offer: Offer) -> str:
         syntax = self._syntax
@@ -189,11 +218,11 @@ class _Writer:
         )
         return f"{name}: {head} {arguments}"
 
-    def harmony(self, bodies: str, rules: list[str], choice: ToolChoice) -> str:
+    def harmony(self, bodies: str, rules: list[str], choice: ToolChoice, answer: str) -> str:
         """Write the grammar of a reply in harmony, its reasoning included."""
         if choice.mode == "required":
             return self._behind_thought(f"({bodies})", rules)
-        return self._behind_thought(f"({bodies} | {self.marker(_FINAL)} TEXT)", rules)
+        return self._behind_thought(f"({bodies} | {self.marker(_FINAL)} {answer})", rules)
 
     def final(self, answer: str) -> str:
         """Write the grammar of a framed reply without calls."""
@@ -239,14 +268,17 @@ class _Writer:
         }
         return f"%json {json_text(alone)}"
 
-    def channels(self, rules: list[str], bodies: str, choice: ToolChoice) -> str:
+    def channels(self, rules: list[str], bodies: str, choice: ToolChoice, answer: str) -> str:
         """Write the grammar of a reply in channels, behind its reasoning."""
         more = f"(body){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
         opened, closed = self.marker("<|open|>tools<|sep|>"), self.marker("<|close|>tools<|sep|>")
         called = f"{opened} body {more} {closed}"
         tools = called if choice.mode == "required" else f"({called})?"
         rules = [*rules, f"body: {bodies}", f"tools: {tools}"]
-        return self._channels(f"TEXT {self.marker(_RESPONDED)} tools", rules)
+        responded = self.marker(_RESPONDED)
+        if choice.mode == "required" or answer == _ANY_TEXT:
+            return self._channels(f"TEXT {responded} tools", rules)
+        return self._channels(f"({answer} {responded} | {responded} {called})", rules)
 
     def _channels(self, said: str, rules: list[str]) -> str:
         """Write the grammar of a reply whose response may be open already."""
