@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uma_trio.backend.base import IntArray
+from uma_trio.backend.base import IntArray, SpecialToken
 from uma_trio.backend.fake import N_VOCAB, FakeVocabulary
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.frontend import FrontEnd
@@ -112,6 +112,13 @@ class MarkedVocabulary(FakeVocabulary):
 
     def __init__(self) -> None:
         super().__init__(N_VOCAB + len(self.markers))
+
+    def specials(self) -> list[SpecialToken]:
+        """Return the markers, too."""
+        return [
+            *super().specials(),
+            *(SpecialToken(N_VOCAB + n, marker) for n, marker in enumerate(self.markers)),
+        ]
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return a token per byte, and markers where special tokens are asked for."""

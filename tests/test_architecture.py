@@ -53,7 +53,7 @@ ALLOWED = {
     "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog", "uma_trio.words"},
     "uma_trio.telemetry.scorekeeper": {"trio", "uma_trio.telemetry"},
     "uma_trio.text": {
-        *("attrs", "jinja2", "numpy"),
+        *("attrs", "numpy"),
         *("uma_trio.backend.base", "uma_trio.policy", "uma_trio.telemetry"),
     },
     "uma_trio.text.constrain": {
@@ -66,6 +66,11 @@ ALLOWED = {
         *("attrs", "msgspec", "uma_trio.backend.base", "uma_trio.confined", "uma_trio.text"),
         "uma_trio.telemetry.shapes",
     },
+    "uma_trio.text.prompt": {"attrs", "msgspec", "uma_trio.text"},
+    "uma_trio.text.render_worker": {
+        *("attrs", "jinja2", "msgspec", "uma_trio.confined", "uma_trio.text"),
+    },
+    "uma_trio.text.rendering": {"attrs", "msgspec", "uma_trio.confined", "uma_trio.text.prompt"},
     "uma_trio.text.apart": {"numpy", "uma_trio.confined.workers", "uma_trio.text"},
     "uma_trio.confined": {"msgspec"},
     "uma_trio.backend": {
@@ -181,7 +186,7 @@ THREADS = {
     "uma_trio.telemetry.log",  # one line at a time
     "uma_trio.telemetry.trace",  # a disk may be slow, the engine not
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
-    "uma_trio.text.sandbox",  # a budget for each helper thread
+    "uma_trio.text.rendering",  # helper threads share the processes that render
     "uma_trio.text.tokeniser",  # helper threads tokenise
     "uma_trio.text.constrain",  # helper threads share what is compiled
     "uma_trio.text.frontend",  # helper threads share one compiler, which the first of them makes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from http_kit import http_house
 from reply_kit import (
     FORMATS,
@@ -22,12 +22,11 @@ from reply_kit import (
 )
 from trio.testing import MockClock
 
-from uma_trio.backend.base import IntArray
+from uma_trio.backend.base import IntArray, SpecialToken
 from uma_trio.backend.fake import CHATML, N_VOCAB, FakeVocabulary
 from uma_trio.cli.doctor import doctor
 from uma_trio.text.chat import AUTO, Call, Message, Tool
 from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.replies.derive import CPU_SECONDS
 from uma_trio.text.replies.files import NoFormat, document_of, format_from
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
 from uma_trio.text.replying import Derivation
@@ -160,14 +159,6 @@ def test_a_template_without_tools_has_a_generic_format() -> None:
     assert longer.startswith(told.removesuffix("<|im_start|>assistant\n"))
 
 
-def test_a_template_that_is_slow_is_not_waited_for() -> None:
-    """What is found out of it in bounded time counts."""
-    source = CHATML + "{% for i in range(9999) %}{% for j in range(8) %}{% endfor %}{% endfor %}"
-    begin = time.thread_time()
-    found(source)
-    assert time.thread_time() - begin < CPU_SECONDS + 2
-
-
 @pytest.mark.parametrize("source", [HERMES_TEMPLATE, TEMPLATES["tags"][0]], ids=["json", "tags"])
 def test_no_text_of_tools_becomes_a_special_token(source: str) -> None:
     """Descriptions, schemas, names, arguments and results are tokenised as text."""
@@ -197,6 +188,12 @@ def test_a_marker_that_is_an_ordinary_token_is_none_in_somebodys_text() -> None:
     class Defined(MarkedVocabulary):
         def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
             return super().tokenize(text, add_special=add_special, parse_special=True)
+
+        def specials(self) -> list[SpecialToken]:
+            return [
+                evolve(special, is_control=special.text not in self.markers)
+                for special in super().specials()
+            ]
 
         def pieces(self) -> Sequence[bytes]:
             pieces = super().pieces()[: -len(self.markers)]

@@ -119,7 +119,7 @@ class Generation:
         ask, service = self.ask, self._service
         *within, conversation = service.shares.path(self.origin, ask.session)
         self.prompt = prepared.tokens
-        self.reading = Reading(prepared.parser, prepared.loosened)
+        self.reading = Reading(prepared.parser, prepared.loosened, prepared.reshaped)
         return Submit(
             handle=self.handle,
             prompt=prepared.tokens,

@@ -17,12 +17,19 @@ class Reading:
     text of an earlier token.
     """
 
-    __slots__ = ("_parser", "cut_call", "loosened", "n_calls", "reasoning_tokens")
+    __slots__ = ("_parser", "cut_call", "loosened", "n_calls", "reasoning_tokens", "reshaped")
 
-    def __init__(self, parser: ReplyParser | None = None, loosened: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        parser: ReplyParser | None = None,
+        loosened: tuple[str, ...] = (),
+        reshaped: tuple[str, ...] = (),
+    ) -> None:
         self._parser = parser
         #: The tools whose arguments are not held to their whole schema.
         self.loosened = loosened
+        #: What was changed in the conversation, because the chat template refused it.
+        self.reshaped = reshaped
         #: Whether the answer ended inside a call.
         self.cut_call = False
         #: How many calls have begun.

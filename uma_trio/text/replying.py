@@ -18,17 +18,17 @@ from uma_trio.backend.base import Vocabulary
 from uma_trio.text.chat import Message, Tool, ToolChoice
 from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
 from uma_trio.text.effort import Efforts, efforts_of
+from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.replies import ReplyFormat, ReplyParser
 from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
 from uma_trio.text.replies.closed import closed
-from uma_trio.text.replies.derive import CPU_SECONDS, derive
+from uma_trio.text.replies.derive import PROBING_S, derive
 from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
-from uma_trio.text.slices import Forgeable, digest, json_text
+from uma_trio.text.slices import digest, json_text
 from uma_trio.text.template import ChatTemplate, Manner
-from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
     from uma_trio.text.inner import Compiler, Constraint
@@ -77,15 +77,16 @@ class Derivation:
         """Try a template. Takes tens of milliseconds, and bounded time whatever it does."""
 
         def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
-            parts = template.render(messages, tools=tools, habits=habits, prompts=False)
-            return "".join([part.text for part in parts])
+            return template.render(
+                messages, tools=tools, habits=habits, prompts=False, reshapes=False
+            ).text
 
         derived = derive(render, source, Unrenderable)
         made, ids = format_of(derived, source)
-        until = time.thread_time() + CPU_SECONDS
+        until = time.monotonic() + PROBING_S
 
         def prompt(arguments: Mapping[str, Any]) -> str:
-            return "" if time.thread_time() > until else _prompt(template, arguments)
+            return "" if time.monotonic() > until else _prompt(template, arguments)
 
         efforts = efforts_of(prompt, source, harmony=made.name == "harmony")
         habits = evolve(derived.habits, ids=ids, results_inside=wants_results_inside(source))
@@ -140,24 +141,6 @@ class Replies:
             self.format, thinking=thinking, continued=continued, tools=tools, calls=calls
         )
 
-    def opens_thought(self, parts: Sequence[Part]) -> bool:
-        """Whether a rendered prompt ends inside the model's reasoning."""
-        thought = self.format.thought
-        if thought is None or not parts or parts[-1].is_content:
-            return False
-        return parts[-1].text.rstrip().endswith(thought.open)
-
-    def closing(self, parts: Sequence[Part]) -> list[Part]:
-        """Return what ends the reasoning that a rendered prompt has opened; nothing if it has not.
-
-        Some templates always open it. A thought that is empty is how models are kept from reasoning.
-        """
-        thought = self.format.thought
-        if thought is None or not self.opens_thought(parts):
-            return []
-        line = "\n" if parts[-1].text.endswith("\n") else ""
-        return [Part(f"{line}{thought.close}{line * 2}", is_content=False)]
-
     @cached_property
     def pieces(self) -> Sequence[bytes]:
         """The bytes of every token as a reply is read: markers that are special tokens have theirs."""
@@ -167,20 +150,6 @@ class Replies:
             if token is not None:
                 pieces[token] = marker.encode()
         return tuple(pieces)
-
-    @cached_property
-    def forgeable(self) -> Forgeable | None:
-        """What finds the middle of a marker that the vocabulary knows in anybody's text.
-
-        Such tokens are ordinary ones to the vocabulary (`USER_DEFINED`), and special to the model.
-        """
-        found = [
-            marker
-            for marker in self._marker_words
-            if len(marker) > 2
-            and len(self._vocabulary.tokenize(marker, add_special=False, parse_special=False)) == 1
-        ]
-        return Forgeable(found) if found else None
 
     @cached_property
     def _marker_words(self) -> Sequence[str]:
@@ -327,10 +296,10 @@ class Replies:
 def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
     """Return a first prompt as a template writes it with these variables; "" if it refuses them."""
     try:
-        parts = template.render([Message("user", "Hello")], Manner(arguments=arguments))
+        asked = [Message("user", "Hello")]
+        return template.render(asked, Manner(arguments=arguments), reshapes=False).text
     except Unrenderable:
         return ""
-    return "".join([part.text for part in parts])
 
 
 def _problem(compiler: Compiler, shape: Shape) -> str | None:

@@ -20,9 +20,7 @@ from typing import Final
 from attrs import evolve
 
 from uma_trio.text.chat import Call, Message
-from uma_trio.text.documents import MAX_VALUES
-from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
-from uma_trio.text.slices import SLICE, is_blank, json_text, utf8
+from uma_trio.text.slices import is_blank, json_text
 
 _SEPARATOR: Final = "\n\n"
 _MAX_ATTEMPTS: Final = 32
@@ -290,10 +288,8 @@ def _wrapped(call: Call) -> Call:
 
 def _is_object(text: str) -> bool:
     try:
-        if len(text) <= SLICE:
-            return isinstance(json.loads(text), dict)
-        return isinstance(decoded(utf8(text), JsonLimits(MAX_VALUES, len(text))), dict)
-    except (ValueError, RecursionError, NotJson, Excessive):
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
         return False
 
 

@@ -6,13 +6,13 @@ The block is the same for the same tools, so that a prompt goes on with what was
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from attrs import evolve
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.replies.format import ReplyFormat
-from uma_trio.text.slices import json_text, stripped
+from uma_trio.text.slices import json_text
 
 _BEFORE: Final = (
     "You can call functions. Each line between <tools> and </tools> describes one, with a JSON Schema "
@@ -25,25 +25,34 @@ _BEHIND: Final = (
 _EXAMPLE: Final = '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>'
 
 
-def written(
+class Told(NamedTuple):
+    """What a template is given: messages, the tools that it shows, and the `block` that shows them in a message instead."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    block: str
+
+
+def told(
     messages: Sequence[Message],
     tools: Sequence[Tool],
     format: ReplyFormat,  # noqa: A002
     *,
     tells_tools: bool,
-) -> list[Message]:
-    """Return messages in which everything is said in words that the template does not say."""
-    said = [_split_reasoning(message, format) for message in messages]
-    generic = format.source == "generic"
-    if generic and any(message.calls or message.role == "tool" for message in said):
-        said = _merged([_in_words(message) for message in said])
-    if tools and (generic or not tells_tools):
-        block = _block(tools)
-        if said and said[0].role == "system":
-            said[0] = evolve(said[0], content=f"{said[0].content}\n\n{block}")
-        else:
-            said.insert(0, Message("system", block))
-    return said
+) -> Told:
+    """Return what a template is given, with everything in words that it does not show."""
+    if format.source != "generic":
+        if tells_tools or not tools:
+            return Told(messages, tools, "")
+    elif any(message.calls or message.role == "tool" for message in messages):
+        messages = _merged([_in_words(message) for message in messages])
+    if not tools:
+        return Told(messages, (), "")
+    block = _block(tools)
+    if messages and messages[0].role == "system":
+        first = evolve(messages[0], content=f"{messages[0].content}\n\n{block}")
+        return Told([first, *messages[1:]], (), block)
+    return Told([Message("system", block), *messages], (), block)
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
@@ -92,17 +101,3 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
         else:
             merged.append(message)
     return merged
-
-
-def _split_reasoning(message: Message, format: ReplyFormat) -> Message:  # noqa: A002
-    """Move reasoning that a client left in an answer to where templates look for it."""
-    thought = format.thought
-    if thought is None or message.role != "assistant" or message.reasoning:
-        return message
-    before, found, after = message.content.partition(thought.close)
-    before = stripped(before)
-    opened = before.startswith(thought.open)
-    if not found or not opened:
-        return message
-    reasoning = stripped(before.removeprefix(thought.open))
-    return evolve(message, content=after.lstrip(), reasoning=reasoning)

@@ -18,7 +18,7 @@ from uma_trio.http.llama.completion import Completion
 from uma_trio.http.llama.settings import generation_settings
 from uma_trio.http.openai.chat import manner_of
 from uma_trio.http.tokens import MANY, ids_of, written_ids, written_pieces, written_text
-from uma_trio.http.tools import tools_of
+from uma_trio.http.tools import reshaped_header, tools_of
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Reply
@@ -207,7 +207,8 @@ async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
 
     chat, named = (await take(exchange, shared, read)).value
     async with shared.using(named) as shared:
-        return _json({"prompt": await shared.served.render(chat)})
+        prompt = await shared.served.render(chat)
+        return evolve(_json({"prompt": prompt.text}), headers=reshaped_header(prompt.reshaped))
 
 
 def _json(document: object) -> Reply:
