@@ -28,7 +28,7 @@ from setup import CACHE, LLAMA, ROOT, llama_requirement
 
 HERE = Path(__file__).resolve().parent
 TESTS = Path("tools/server/tests")
-NEEDED = (f"{TESTS}/", "models/templates/")
+NEEDED = (f"{TESTS}/", "models/templates/", "models/ggml-vocab-")
 
 
 def main() -> int:
@@ -92,7 +92,7 @@ def unpacked() -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the tests and the chat templates of an archive into `folder`."""
+    """Write the tests, the chat templates and the vocabularies of an archive into `folder`."""
     with tarfile.open(archive) as tar:
         for member in tar:
             _, found, path = member.name.partition("/vendor/llama.cpp/")

@@ -84,7 +84,6 @@ class FrontEnd:
         self._finding = threading.Lock()
         self._grammarian: Grammarian | None = None
         self._found: tuple[Replies, ChatTemplate | str] | None = None
-        self._drops_system = False
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -185,27 +184,30 @@ class FrontEnd:
                 raise Unrenderable("no reasoning that could be continued is known of the model")
             reasoning, messages = messages[-1].reasoning, messages[:-1]
             manner = evolve(manner, continue_final=False, begins=True)
-        told = telling.told(messages, tools, found.format, tells_tools=found.tells_tools)
-
-        def rendered(messages: Sequence[Message]) -> Prompt:
-            return template.render(
-                messages,
-                manner,
-                tools=told.tools,
-                habits=found.habits,
-                thought=found.format.thought,
-                closes=manner.reasons is False and not reasoning,
-                reasoning=reasoning,
-            )
-
-        if not told.block:
-            return rendered(told.messages)
-        if not self._drops_system:
-            prompt = rendered(told.messages)
-            if told.block in prompt.text:
-                return prompt
-            self._drops_system = True
-        return rendered(telling.without_system(told.messages))
+        is_off = manner.thinks is False or manner.effort == "none"
+        refusal: Unrenderable | None = None
+        prompt: Prompt | None = None
+        for told in telling.told(messages, tools, found.format, tells_tools=found.tells_tools):
+            try:
+                prompt = template.render(
+                    told.messages,
+                    manner,
+                    tools=told.tools,
+                    habits=found.habits,
+                    thought=found.format.thought,
+                    closes=is_off and not reasoning and not manner.continue_final,
+                    reasoning=reasoning,
+                )
+            except NotRendered:
+                raise
+            except Unrenderable as error:
+                refusal = refusal or error
+            else:
+                if told.block in prompt.text:  # some templates drop a system message
+                    return prompt
+        if prompt is None:
+            raise refusal or Unrenderable("there is nothing to render")
+        return prompt
 
     @property
     def replies(self) -> Replies:

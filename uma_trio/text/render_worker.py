@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -49,6 +49,34 @@ _WRITES_FUNCTIONS: Final = re.compile(r"(?:\+|\{\{-?)\s*functions\s*(?:\+|-?[}%]
 # What some templates read of today, if they name it: Llama 3's, and those of FireFunction. Without
 # the time of day, which would change every prompt.
 _DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
+# What templates look for in tools and calls.
+_SCHEMA_WORDS: Final = frozenset(
+    [
+        "type",
+        "string",
+        "number",
+        "integer",
+        "object",
+        "array",
+        "boolean",
+        "null",
+        "any",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "default",
+        "description",
+        "additionalProperties",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "const",
+        "format",
+        "title",
+        "nullable",
+    ]
+)
 COMPLETED_TOOLS: Final = "completed-tools"
 _ASKED: Final = msgspec.msgpack.Decoder(Render)
 
@@ -173,7 +201,8 @@ class _Renderer:
         for word in sorted([*source.controls, *source.markers], key=len, reverse=True):
             if word:
                 text = text.replace(word, " ")
-        self._spellings = Spellings(source.controls, source.markers, re.findall(r"\w+", text))
+        self._spellings = Spellings(source.controls, source.markers)
+        self._named = frozenset(re.findall(r"\w+", text))
         self._mutable: Template | None = None
         self._dates = {n: d for n, d in _DATES.items() if re.search(rf"\b{n}\b", text)}
         self._wants_functions = re.search(r"\bfunctions\b", text) is not None
@@ -204,19 +233,17 @@ class _Renderer:
         is_complete = False
         for kinds, shape in reshaping:
             try:
-                try:
-                    text = self._run(shape, asked, is_complete=is_complete)
-                except _TooMuch:
-                    raise
-                except Unrenderable:
-                    if is_complete or not asked.tools:
-                        raise
-                    is_complete = True
-                    text = self._run(shape, asked, is_complete=True)
+                text = self._run(shape, asked, is_complete=is_complete)
             except _TooMuch:
                 raise
             except Unrenderable as error:
-                reshaping.refused(str(error))
+                why = str(error)
+                if asked.tools and not kinds:
+                    try:
+                        return self._run(shape, asked, is_complete=True), [COMPLETED_TOOLS]
+                    except Unrenderable as other:
+                        is_complete = str(other) != why  # it got further
+                reshaping.refused(why)
                 if not reshapes:
                     break
             else:
@@ -284,7 +311,7 @@ class _Renderer:
         today = datetime.fromtimestamp(_CLOCK.now)
         return {
             **{name: today.strftime(layout) for name, layout in self._dates.items()},
-            **self._marked(asked.arguments, asked.mark),
+            **self._marked(asked.arguments, asked.mark, self._named),
             **self._functions_of(tools),
             "messages": found,
             "bos_token": self._source.bos_text,
@@ -299,10 +326,7 @@ class _Renderer:
 
         The model wrote these as tokens, clients send them back, and templates look for them.
         """
-        marked = {
-            key: (key == "role" and value) or self._marked(value, asked.mark)
-            for key, value in message.items()
-        }
+        marked: dict[str, Any] = self._marked_document(message, asked.mark)
         if (
             message["role"] == "assistant"
             and asked.ending.thought is not None
@@ -316,15 +340,24 @@ class _Renderer:
                 marked["content"] = f"{head}{opened}{inner[0]}{closed}{inner[1]}"
         return marked
 
-    def _marked(self, value: Any, mark: str) -> Any:
-        if isinstance(value, str):
-            return self._spellings.marked(value, mark)
-        if isinstance(value, dict):
+    def _marked_document(self, value: Any, mark: str, key: str = "") -> Any:
+        """Return a part of a message with marks: its keys and types are not the client's, but those of arguments are."""
+        if isinstance(value, dict) and key != "arguments":
             return {
-                self._marked(key, mark): self._marked(inner, mark) for key, inner in value.items()
+                inner: self._marked_document(each, mark, inner) for inner, each in value.items()
             }
+        if isinstance(value, list) and key != "arguments":
+            return [self._marked_document(each, mark) for each in value]
+        return value if key in ("role", "type") else self._marked(value, mark)
+
+    def _marked(self, value: Any, mark: str, named: Container[str] = _SCHEMA_WORDS) -> Any:
+        if isinstance(value, str):
+            return self._spellings.marked(value, mark, named)
+        if isinstance(value, dict):
+            marked = (self._marked(each, mark, named) for pair in value.items() for each in pair)
+            return dict(zip(marked, marked, strict=True))
         if isinstance(value, list | tuple):
-            return [self._marked(inner, mark) for inner in value]
+            return [self._marked(inner, mark, named) for inner in value]
         return value
 
     def _functions_of(self, tools: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ the rendered prompt, and where it stood no control token is found. All other tex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -19,34 +19,33 @@ from uma_trio.text.prompt import Unrenderable
 _MARKS: Final = range(0x4DC0, 0x4E00)
 _LEAST_EDGE: Final = 2
 _LEAST_INNER: Final = 5  # a shorter token, such as <s>, is looked for as a whole
-_NAME: Final = re.compile(r"\w+")
+_AROUND: Final = "<>[]{}()|/ \uff5c"
 
 
 class Spellings:
-    """The spellings of one vocabulary: `controls`, and `markers` that become tokens in any text.
+    """The spellings of one vocabulary: `controls`, and `markers` that become tokens in any text."""
 
-    `named` are the words of the template, which compares texts with them.
-    """
-
-    def __init__(
-        self, controls: Sequence[str], markers: Sequence[str], named: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, controls: Sequence[str], markers: Sequence[str]) -> None:
         controls = [word for word in controls if len(word) > 1]
         self._markers = [word for word in markers if len(word) > 1]
         every = [*controls, *self._markers]
         self._controls = _pattern(controls)
         self._overlap = _overlapping(controls)
         self._ordered = sorted(controls, key=lambda word: len(word.encode()), reverse=True)
-        self._inner = _pattern([w if len(w) < _LEAST_INNER else w[1:-1] for w in every])
-        self._whole = {word.strip("<>[]{}()|/ \uff5c") for word in every} - set(named)
+        self._inner = _pattern(list(map(_telling_part, every)))
+        parts = (part for word in every for part in (word.strip(_AROUND), word[1:-1]))
+        self._whole = {part for part in parts if part}
         self._longest = max(map(len, every), default=0)
         self._firsts, self._lasts = {w[0] for w in every}, {w[-1] for w in every}
         self._heads = {w[:n] for w in every for n in range(_LEAST_EDGE, len(w))}
         self._tails = {w[-n:] for w in every for n in range(_LEAST_EDGE, len(w))}
 
-    def marked(self, text: str, mark: str) -> str:
-        """Return `text` with `mark` inside everything that may be part of a spelling."""
-        places = self._places(text)
+    def marked(self, text: str, mark: str, named: Container[str] = ()) -> str:
+        """Return `text` with `mark` inside everything that may be part of a spelling.
+
+        A name such as `think`, around which a template may put the rest, is none if the template looks for it: it is `named`.
+        """
+        places = set() if text in named else self._places(text)
         if not places:
             return text
         edges = [0, *sorted(places), len(text)]
@@ -112,6 +111,12 @@ class Spellings:
                 else:
                     at = text.find(word, at + 1)
         yield from sorted(taken)
+
+
+def _telling_part(word: str) -> str:
+    """Return what makes `word` out in a text: without its edges, which a template may put around it, unless that is a name."""
+    inner = word[1:-1]
+    return word if len(word) < _LEAST_INNER or inner.isidentifier() else inner
 
 
 def mark_for(values: Iterable[Any]) -> Iterator[str]:

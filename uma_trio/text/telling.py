@@ -5,7 +5,7 @@ The block is the same for the same tools, so that a prompt goes on with what was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from attrs import evolve
@@ -29,8 +29,8 @@ class Told(NamedTuple):
     """What a template is given: messages, the tools that it shows, and the `block` that shows them in a message instead."""
 
     messages: Sequence[Message]
-    tools: Sequence[Tool]
-    block: str
+    tools: Sequence[Tool] = ()
+    block: str = ""
 
 
 def told(
@@ -39,20 +39,27 @@ def told(
     format: ReplyFormat,  # noqa: A002
     *,
     tells_tools: bool,
-) -> Told:
-    """Return what a template is given, with everything in words that it does not show."""
-    if format.source != "generic":
-        if tells_tools or not tools:
-            return Told(messages, tools, "")
-    elif any(message.calls or message.role == "tool" for message in messages):
+) -> Iterator[Told]:
+    """Yield what a template is given, and what else if it refuses that: everything in words that it does not show."""
+    generic = format.source == "generic"
+    if not tools or (tells_tools and not generic):
+        yield Told(messages, tools)
+    if not generic and (tells_tools or not tools):
+        return
+    if generic and any(message.calls or message.role == "tool" for message in messages):
         messages = _merged([_in_words(message) for message in messages])
-    if not tools:
-        return Told(messages, (), "")
-    block = _block(tools)
-    if messages and messages[0].role == "system":
-        first = evolve(messages[0], content=f"{messages[0].content}\n\n{block}")
-        return Told([first, *messages[1:]], (), block)
-    return Told([Message("system", block), *messages], (), block)
+    elif not tools:
+        return
+    block = _block(tools) if tools else ""
+    if not block:
+        yield Told(messages)
+        return
+    system, rest = messages[:1], messages[1:]
+    if not system or system[0].role != "system":
+        system, rest = [Message("system")], messages
+    content = "\n\n".join([text for text in (system[0].content, block) if text])
+    yield Told([evolve(system[0], content=content), *rest], (), block)
+    yield Told(without_system([evolve(system[0], content=content), *rest]), (), block)
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
