@@ -11,6 +11,7 @@ from reply_kit import FORMATS, TYPED, XML, MarkedVocabulary
 from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import Tool, ToolChoice
 from uma_trio.text.constrain import Follower, Grammarian
+from uma_trio.text.derivation import Derivation
 from uma_trio.text.grammars import JSON
 from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
 from uma_trio.text.replies.channels import THOUGHT
@@ -128,7 +129,7 @@ def test_a_shape_is_that_of_the_final_message_in_harmony(
     """Behind the reasoning, if there is some; an answer out of its channel is not taken."""
     harmony = FORMATS["<|channel|><|message|><|start|>"]
     vocabulary = HarmonyVocabulary()
-    replies, grammarian = Replies(vocabulary, None, "", harmony), Grammarian(vocabulary)
+    replies, grammarian = Replies(vocabulary, Derivation(harmony)), Grammarian(vocabulary)
     thought = "<|channel|>analysis<|message|>w<|end|><|start|>assistant"
 
     def taken(text: str) -> bool:
@@ -247,7 +248,7 @@ def in_channels(
 ) -> bool:
     """Tell whether a reply in channels may be `text`."""
     vocabulary = ChannelVocabulary()
-    replies, grammarian = Replies(vocabulary, None, "", K3), Grammarian(vocabulary)
+    replies, grammarian = Replies(vocabulary, Derivation(K3)), Grammarian(vocabulary)
     tools = [Tool("look", "", MANY)] if shape is None else []
     loosened = replies.loosened(grammarian, tools, choice)
     follower = replies.constraint(grammarian, shape, loosened, choice, None, thinking=thinking)
@@ -286,7 +287,7 @@ def test_a_shape_is_that_of_the_response_in_channels() -> None:
 def test_the_quotes_of_literals_may_be_special_tokens() -> None:
     """Then the text between them ends with that token."""
     vocabulary = GemmaVocabulary()
-    replies = Replies(vocabulary, None, "", GEMMA)
+    replies = Replies(vocabulary, Derivation(GEMMA))
     tools = [Tool("look", "", MANY)]
     grammarian = Grammarian(vocabulary)
     loosened = replies.loosened(grammarian, tools, ToolChoice("required"))
@@ -306,7 +307,7 @@ def test_arguments_that_a_schema_does_not_name_are_not_made_up(grammarian: Gramm
     open_ = {"properties": {"a": text}, "additionalProperties": True}
     needs = {"properties": {"a": text}, "required": ["c"]}
     whole = {"properties": {"a": text}, "anyOf": [{"required": ["c"]}, {"required": ["a"]}]}
-    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    replies = Replies(FakeVocabulary(), Derivation(FORMATS["hermes"]))
     syntax = FORMATS["hermes"].calls
     assert syntax is not None
     for schema, taken, refused in (
@@ -328,7 +329,7 @@ def test_arguments_that_a_schema_does_not_name_are_not_made_up(grammarian: Gramm
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_tool_without_parameters_takes_none(grammarian: Grammarian, strict: bool) -> None:
     """As in OpenAI's API; one whose parameters are any object takes that."""
-    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    replies = Replies(FakeVocabulary(), Derivation(FORMATS["hermes"]))
     tools = [Tool("look", strict=strict), Tool("any", "", {"type": "object"}, strict=strict)]
     none, anything = replies.loosened(grammarian, tools, ToolChoice("required")).offers
     text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
@@ -342,7 +343,7 @@ def test_a_tool_without_parameters_takes_none(grammarian: Grammarian, strict: bo
 
 def test_thousands_of_tools_are_remembered_by_their_hashes(grammarian: Grammarian) -> None:
     """What is kept of a schema that was looked at does not depend on how long it is."""
-    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    replies = Replies(FakeVocabulary(), Derivation(FORMATS["hermes"]))
     for n in range(1200):
         text = {"type": "string", "description": "x" * 5000, "maxLength": n + 1}
         tool = Tool("look", "", {"type": "object", "properties": {"a": text}})

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from uma_trio.cli.output import OK, USAGE, complain, console, print_json
 from uma_trio.text.chat import Call, Message, Tool
+from uma_trio.text.derivation import Derivation
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.replies import collect
 from uma_trio.text.replies.files import document_of
 from uma_trio.text.replies.parser import ReplyParser
-from uma_trio.text.replying import Derivation
 from uma_trio.text.template import ChatTemplate
 
 _KEY: Final = "tokenizer.chat_template"
@@ -70,6 +70,8 @@ def about(source: str) -> dict[str, Any]:
         "reasoning_is_turned_on_by": ", ".join(found.efforts.switches) or "nothing",
         "reasoning_by_default": _by_default(found),
         "words_for_effort": found.efforts.words,
+        "parallel_calls": found.takes_parallel_calls,
+        "answers_refused": list(found.refused),
         "rendered_call": rendered,
         "read_back": _read_back(found, rendered),
     }

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, TypeVar, cast
 
 import numpy as np
+import trio
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray, ModelFacts
@@ -33,11 +34,11 @@ from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.asked import Prepared
+from uma_trio.text.derivation import Derivation as Derivation
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.preparing import Preparation
 from uma_trio.text.prompt import NoTemplate, Prompt, Unrenderable
 from uma_trio.text.rendering import NotRendered
-from uma_trio.text.replying import Derivation as Derivation
 from uma_trio.text.shape import NotChecked, Unconstrainable, Unknown
 from uma_trio.words import Gives
 
@@ -320,17 +321,18 @@ class ServedModel:
 
     async def derivation(self) -> Derivation | None:
         """Return the reply format derived from the chat template; None if chats are refused."""
-        front_end = self._front_end
-        with suppress(Unrenderable):
-            return await self._run_blocking(
-                lambda: None if front_end.chat_problem() else front_end.replies.found
-            )
+        with suppress(NotRendered):
+            return await self._run_blocking(self._front_end.derivation)
         return None
 
     async def chat_problem(self) -> str | None:
-        """Return why chats are refused, if they are, and find out how the model writes its replies."""
+        """Return why chats are refused, if they are, and find out what the template can do.
+
+        That takes a while, in which the model may be unloaded.
+        """
+        finding = await self._run_blocking(lambda: self._front_end.finding)
         with suppress(NotRendered):
-            return await self._run_blocking(self._front_end.chat_problem)
+            return (await trio.to_thread.run_sync(finding.get, abandon_on_cancel=True))[2]
         return None
 
     async def render(self, chat: Chat) -> Prompt:

@@ -22,6 +22,7 @@ from uma_trio.text import telling
 from uma_trio.text.asked import Chat
 from uma_trio.text.asked import Prompt as Asked
 from uma_trio.text.chat import Message, Tool
+from uma_trio.text.derivation import Derivation, Finding
 from uma_trio.text.prompt import NoTemplate, Prompt, Unrenderable
 from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies import ReplyFormat
@@ -76,14 +77,13 @@ class FrontEnd:
         self.longest_piece = max(map(len, self._pieces), default=1)
         self._tokeniser = Tokeniser(vocabulary, self._pieces)
         self._bos = self._find_bos()
-        self._reply_format = reply_format
-        self._source = chat_template or ""
         self._confine = confine
         self._reasons = reasons
         self._making = threading.Lock()
-        self._finding = threading.Lock()
         self._grammarian: Grammarian | None = None
-        self._found: tuple[Replies, ChatTemplate | str] | None = None
+        self._finding: Finding | None = None
+        self._source = chat_template or ""
+        self._reply_format = reply_format
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -92,8 +92,12 @@ class FrontEnd:
 
     def chat_problem(self) -> str | None:
         """Return why messages cannot be rendered; None if they can. Blocks, until that is found out."""
-        _, template = self._found_out()
-        return template if isinstance(template, str) else None
+        return self.finding.get()[2]
+
+    def derivation(self) -> Derivation | None:
+        """Return what was found out of the template; None if messages cannot be rendered. Blocks as that does."""
+        found, template, _ = self.finding.get()
+        return None if template is None else found
 
     def tokens_of(self, prompt: Asked, whose: Whose | None = None) -> Tokenised:
         """Return the tokens of what is asked.
@@ -171,10 +175,9 @@ class FrontEnd:
         Raises:
             Unrenderable: the template refuses it, or there is none.
         """
-        replies, template = self._found_out()
-        if isinstance(template, str):
-            raise NoTemplate(template)
-        found = replies.found
+        found, template, problem = self.finding.get()
+        if template is None:
+            raise NoTemplate(problem)
         if manner.reasons is None:
             manner = evolve(manner, thinks=self._reasons)
         manner = found.efforts.told(manner)
@@ -210,9 +213,26 @@ class FrontEnd:
         return prompt
 
     @property
+    def finding(self) -> Finding:
+        """What the template can do. It knows the spellings of the vocabulary, and uses it no more. Blocks the first time."""
+        with self._making:
+            if self._finding is None:
+                self._finding = self._new_finding()
+            return self._finding
+
+    def _new_finding(self) -> Finding:
+        vocabulary, source = self._vocabulary, self._source
+        bos_text, eos_text, specials = vocabulary.bos_text, vocabulary.eos_text, self._specials
+
+        def template() -> ChatTemplate:
+            return ChatTemplate(source, bos_text=bos_text, eos_text=eos_text, specials=specials)
+
+        return Finding(source, template, self._reply_format)
+
+    @cached_property
     def replies(self) -> Replies:
         """How the model writes its replies; found out when it is asked for first, which blocks."""
-        return self._found_out()[0]
+        return Replies(self._vocabulary, self.finding.get()[0])
 
     @property
     def grammarian(self) -> Grammarian:
@@ -233,37 +253,6 @@ class FrontEnd:
         """End the processes that check and follow shapes."""
         if self._grammarian is not None:
             self._grammarian.close()
-
-    def _found_out(self) -> tuple[Replies, ChatTemplate | str]:
-        """Return how the model writes its replies, and its template, or why there is none. Blocks the first time."""
-        with self._finding:
-            if self._found is None:
-                template = self._checked()
-                usable = None if isinstance(template, str) else template
-                self._found = (
-                    Replies(self._vocabulary, usable, self._source, self._reply_format),
-                    template,
-                )
-            return self._found
-
-    def _checked(self) -> ChatTemplate | str:
-        """Return the template, or why it cannot be used. Raises :class:`NotRendered` if that is not known."""
-        if not self._source:
-            return "the model has no chat template"
-        vocabulary = self._vocabulary
-        try:
-            template = ChatTemplate(
-                self._source,
-                bos_text=vocabulary.bos_text,
-                eos_text=vocabulary.eos_text,
-                specials=self._specials,
-            )
-            template.check()
-        except NotRendered:
-            raise
-        except Unrenderable as error:
-            return f"the model's chat template cannot be used: {error}"
-        return template
 
     @cached_property
     def _specials(self) -> Sequence[SpecialToken]:

@@ -5,30 +5,23 @@ Everything here blocks and is called in helper threads, but for `parser`.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from uma_trio.backend.base import Vocabulary
-from uma_trio.text.chat import Message, Tool, ToolChoice
-from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
-from uma_trio.text.effort import Efforts, efforts_of
-from uma_trio.text.prompt import Unrenderable
-from uma_trio.text.replies import ReplyFormat, ReplyParser
+from uma_trio.text.chat import Tool, ToolChoice
+from uma_trio.text.derivation import Derivation
+from uma_trio.text.replies import ReplyParser
 from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
 from uma_trio.text.replies.closed import closed
-from uma_trio.text.replies.derive import PROBING_S, derive
-from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, grammar_of
-from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
 from uma_trio.text.slices import digest, json_text
-from uma_trio.text.template import ChatTemplate, Manner
 
 if TYPE_CHECKING:
     from uma_trio.text.inner import Compiler, Constraint
@@ -59,67 +52,15 @@ class Loosened:
 NOTHING_LOOSENED: Final = Loosened((), ())
 
 
-@frozen
-class Derivation:
-    """What was found out from a model's template: how it writes replies, and what it wants.
-
-    `tells_tools` says whether the template shows tools to the model, `efforts` how it is told whether the
-    model should reason.
-    """
-
-    format: ReplyFormat = PLAIN
-    habits: Habits = NO_HABITS
-    tells_tools: bool = False
-    efforts: Efforts = field(factory=Efforts)
-
-    @classmethod
-    def of(cls, template: ChatTemplate, source: str) -> Derivation:
-        """Try a template. Takes tens of milliseconds, and bounded time whatever it does."""
-
-        def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
-            return template.render(
-                messages, tools=tools, habits=habits, prompts=False, reshapes=False
-            ).text
-
-        derived = derive(render, source, Unrenderable)
-        made, ids = format_of(derived, source)
-        until = time.monotonic() + PROBING_S
-
-        def prompt(arguments: Mapping[str, Any]) -> str:
-            return "" if time.monotonic() > until else _prompt(template, arguments)
-
-        efforts = efforts_of(prompt, source, harmony=made.name == "harmony")
-        habits = evolve(derived.habits, ids=ids, results_inside=wants_results_inside(source))
-        return cls(made, habits, derived.tells_tools, efforts)
-
-    @property
-    def can_reason(self) -> bool:
-        """Whether the replies may have reasoning in them."""
-        return self.format.thought is not None or self.format.name == "harmony"
-
-    @property
-    def in_words(self) -> bool:
-        """Whether calls and their results are told to the model as text."""
-        return self.format.source == "generic"
-
-
 class Replies:
     """The replies of one model. Any number of threads may use it."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        template: ChatTemplate | None,
-        source: str,
-        override: ReplyFormat | None = None,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, found: Derivation) -> None:
         self._vocabulary = vocabulary
         self._problems: OrderedDict[bytes, str | None] = OrderedDict()
         #: What was found out.
-        self.found = Derivation() if template is None else Derivation.of(template, source)
-        if override is not None:
-            self.found = evolve(self.found, format=override)
-        self.format = self.found.format
+        self.found = found
+        self.format = found.format
 
     # --- reading ---
 
@@ -193,6 +134,8 @@ class Replies:
         if shape is not None:
             inner = self._follow(compiler, shape)
         elif loosened.offers and choice.mode != "none" and calls is not None:
+            if not self.found.takes_parallel_calls:
+                choice = evolve(choice, parallel=False)
             text = grammar_of(calls, loosened.offers, choice, self.special)
             inner = compiler.follow(Shape("reply", text, "tools"))
         if budget is not None and calls is not None and calls.style == "harmony":
@@ -291,15 +234,6 @@ class Replies:
             tokens(thought.close.encode()),
             self._vocabulary.end_tokens,
         )
-
-
-def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
-    """Return a first prompt as a template writes it with these variables; "" if it refuses them."""
-    try:
-        asked = [Message("user", "Hello")]
-        return template.render(asked, Manner(arguments=arguments), reshapes=False).text
-    except Unrenderable:
-        return ""
 
 
 def _problem(compiler: Compiler, shape: Shape) -> str | None:

@@ -153,8 +153,7 @@ class _Probe:
 
     def _reply(self, calls: Sequence[Call], habits: Habits, thought: Thought | None) -> str:
         """Return how the template writes a reply of calls: what it also writes for text is cut off."""
-        if habits.ids == "nine":
-            calls = [evolve(call, id=_LONGER + call.id) for call in calls]
+        calls = [evolve(call, id=_LONGER + call.id) for call in calls]
         text = self.text([_USER, Message("assistant", calls=tuple(calls))], _TOOLS, habits)
         plain = self.text([_USER, Message("assistant", _SAID)], _TOOLS, habits)
         before, found, after = plain.partition(_SAID)
