@@ -77,6 +77,21 @@ def text_or_call(messages: Sequence[Message]) -> None:
         raise Refused("Cannot pass both content and thinking")
 
 
+def no_orphan(messages: Sequence[Message]) -> None:
+    """Refuse what Apertus' and MiniMax' templates do."""
+    is_inside = False
+    for message in messages:
+        if message.role != "tool":
+            is_inside = bool(message.calls)
+        elif not is_inside:
+            raise Refused("Tool message outside of assistant")
+
+
+def no_empty(messages: Sequence[Message]) -> None:
+    if any(not message.content and not message.calls for message in messages):
+        raise Refused("Assistant message must have a string or a list of tool calls.")
+
+
 def object_arguments(messages: Sequence[Message]) -> None:
     for message in messages:
         for call in message.calls:
@@ -124,6 +139,23 @@ def test_an_accepted_conversation_is_unchanged() -> None:
             [USER, called(ONE), result("1"), USER],
             (Kind.EMPTY_ASSISTANT,),
             [USER, called(ONE), result("1"), Message("assistant"), USER],
+        ),
+        (
+            no_orphan,
+            [USER, ANSWER, result("1"), called(ONE), result("2"), result("1")],
+            (Kind.RESULT_TO_USER,),
+            [USER, ANSWER, Message("user", "cold"), called(ONE), result("2"), result("1")],
+        ),
+        (
+            no_empty,
+            [Message("user"), Message("assistant", reasoning="a"), called(ONE), result("1")],
+            (Kind.FILL_EMPTY,),
+            [
+                Message("user", " "),
+                Message("assistant", " ", reasoning="a"),
+                called(ONE),
+                result("1"),
+            ],
         ),
         (
             systemless,
@@ -235,6 +267,18 @@ def test_what_cannot_be_rendered_has_the_reason_of_the_unchanged_conversation() 
         rendered(check, [ANSWER, USER])
 
 
+def test_what_is_inserted_is_changed_again_if_it_is_refused() -> None:
+    """As Ministral's template refuses an empty answer between a result and the user."""
+
+    def check(messages: Sequence[Message]) -> None:
+        no_empty(messages)
+        alternating(messages)
+
+    kinds, shape, _ = rendered(check, [USER, called(ONE), result("1"), USER])
+    assert kinds == (Kind.EMPTY_ASSISTANT, Kind.FILL_EMPTY)
+    assert shape[3] == Message("assistant", " ")
+
+
 # --- what is remembered ---
 
 
@@ -313,8 +357,9 @@ def contents(messages: Sequence[Message]) -> list[str]:
 
 
 @given(conversations(), KINDS)
-def test_no_text_is_lost_and_the_order_kept(messages: list[Message], kinds: set[Kind]) -> None:
+def test_no_text_is_lost_and_the_order_kept(messages: Sequence[Message], kinds: set[Kind]) -> None:
     _, shape = reshaped(messages, kinds - {Kind.DROP_TEXT})
+    _, messages = reshaped(messages, kinds & {Kind.RESULT_TO_USER})
     assert "".join("".join(contents(shape)).split()) == "".join("".join(contents(messages)).split())
     assert [c.name for each in shape for c in each.calls] == [
         c.name for each in messages for c in each.calls
@@ -333,7 +378,7 @@ def test_only_text_beside_calls_is_dropped(messages: list[Message], kinds: set[K
 
 
 @given(conversations(), KINDS)
-def test_results_are_behind_their_calls(messages: list[Message], kinds: set[Kind]) -> None:
+def test_results_are_behind_their_calls(messages: Sequence[Message], kinds: set[Kind]) -> None:
 
     def answered(found: Sequence[Message]) -> list[tuple[str, bool]]:
         """Return each result, and whether its call is in front of it."""
@@ -346,6 +391,7 @@ def test_results_are_behind_their_calls(messages: list[Message], kinds: set[Kind
         return sorted(results)
 
     _, shape = reshaped(messages, kinds)
+    _, messages = reshaped(messages, kinds & {Kind.RESULT_TO_USER})
     assert answered(shape) == answered(messages)
 
 

@@ -34,6 +34,8 @@ class Kind(StrEnum):
 
     #: System messages behind the first turn become user messages.
     SYSTEM_TO_USER = "system-to-user"
+    #: Results that no message with calls precedes become user messages.
+    RESULT_TO_USER = "result-to-user"
     #: Consecutive messages of the system, the user or the assistant become one.
     JOIN = "joined"
     #: A user message without text precedes an assistant message that would be the first turn.
@@ -42,6 +44,8 @@ class Kind(StrEnum):
     EMPTY_ASSISTANT = "empty-assistant"
     #: The system message becomes the beginning of the first user message.
     SYSTEM_INTO_USER = "system-into-user"
+    #: A message without text and calls has a space as its content.
+    FILL_EMPTY = "filled-empty"
     #: Parallel calls become consecutive ones, each followed by its result.
     SPLIT_CALLS = "split-calls"
     #: Arguments that are no JSON object become the value of one.
@@ -184,6 +188,14 @@ def _system_to_user(messages: Sequence[Message]) -> Iterable[Message]:
     return chain(messages[:n], later)
 
 
+def _result_to_user(messages: Sequence[Message]) -> Iterator[Message]:
+    has_call = False
+    for message in messages:
+        if message.role != "tool":
+            has_call = bool(message.calls)
+        yield message if has_call or message.role != "tool" else Message("user", message.content)
+
+
 def _join(messages: Sequence[Message]) -> Iterator[Message]:
     for role, run in groupby(messages, key=lambda message: message.role):
         same = list(run)
@@ -199,7 +211,7 @@ def _join(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _joined(texts: Iterable[str]) -> str:
-    return _SEPARATOR.join([text for text in texts if text])
+    return _SEPARATOR.join([text for text in texts if not is_blank(text)])
 
 
 def _empty_user(messages: Sequence[Message]) -> Iterable[Message]:
@@ -227,6 +239,12 @@ def _system_into_user(messages: Sequence[Message]) -> Iterable[Message]:
         first = evolve(messages[n], content=_joined([system, messages[n].content]))
         return chain([first], messages[n + 1 :])
     return chain([Message("user", system)], messages[n:])
+
+
+def _fill_empty(messages: Sequence[Message]) -> Iterator[Message]:
+    for message in messages:
+        is_empty = message.role != "tool" and not message.content and not message.calls
+        yield evolve(message, content=" ") if is_empty else message
 
 
 def _split_calls(messages: Sequence[Message]) -> Iterator[Message]:
@@ -310,10 +328,12 @@ def _drop_text(messages: Sequence[Message]) -> Iterator[Message]:
 
 _CHANGES: Final[Mapping[Kind, Callable[[Sequence[Message]], Iterable[Message]]]] = {
     Kind.SYSTEM_TO_USER: _system_to_user,
+    Kind.RESULT_TO_USER: _result_to_user,
     Kind.JOIN: _join,
     Kind.EMPTY_USER: _empty_user,
     Kind.EMPTY_ASSISTANT: _empty_assistant,
     Kind.SYSTEM_INTO_USER: _system_into_user,
+    Kind.FILL_EMPTY: _fill_empty,
     Kind.SPLIT_CALLS: _split_calls,
     Kind.WRAP_ARGUMENTS: _wrap_arguments,
     Kind.SPLIT_TEXT: _split_text,
