@@ -261,3 +261,52 @@ def test_a_prompt_says_what_was_changed_for_the_template() -> None:
     assert (unchanged.text, unchanged.reshaped) == ("a;Hi;", ())
     changed = template.render([*HI, Message("system", "a")])
     assert (changed.text, changed.reshaped) == ("Hi;a;", ("system-to-user",))
+
+
+_PYTHON_TYPES = """
+{%- macro type(s) -%}
+{%- if s.type in ['string', 'integer', 'number', 'boolean'] -%}{{ s.type }}
+{%- elif s.type == 'array' -%}list[{{ type(s['items']) }}]
+{%- elif s.type == 'object' -%}dict[{{ type(s.additionalProperties) }}]
+{%- else -%}{%- for t in s.type -%}{{ type({'type': t}) }}{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- for tool in tools -%}{{ tool.function.name + ': ' + tool.function.description }}
+{%- for name, s in tool.function.parameters.properties.items() %} {{ name }}={{ type(s) }}{% endfor -%}
+{%- endfor -%}
+{%- if messages[0].role == 'assistant' -%}{{ raise_exception('no user') }}{%- endif -%}
+"""
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": ["null", "string"]}, "string"),
+        (
+            {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "integer"}]}},
+            "list[integer]",
+        ),
+        ({"type": "array"}, "list[string]"),
+        ({"type": "object", "additionalProperties": False}, "dict[string]"),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "number"}}, "dict[number]"),
+        ({"$ref": "#/$defs/x", "anyOf": 3, "required": True}, "string"),
+        (True, "string"),
+    ],
+)
+def test_schemas_are_simple_where_a_template_follows_them_without_an_end(
+    schema: Any, expected: str
+) -> None:
+    """As Command R+'s and Hermes' do for types that they do not know."""
+    tool = Tool("f", "", {"properties": {"x": schema, "y": {"type": "any"}}})
+    prompt = ChatTemplate(_PYTHON_TYPES).render(HI, tools=[tool])
+    assert prompt.text == f"f:  x={expected} y=string"
+    assert prompt.reshaped == ("simplified-tools",)
+
+
+def test_tools_are_not_changed_for_what_a_template_refuses_in_messages() -> None:
+    tool = Tool("f", "", {"properties": {"x": {"type": "string"}}})
+    template = ChatTemplate(
+        "{{ tools | tojson }}{% if messages[0].role == 'assistant' %}{{ raise_exception('') }}{% endif %}"
+    )
+    prompt = template.render([Message("assistant", "Hi")], tools=[tool])
+    assert prompt.reshaped == ("empty-user",)
+    assert "description" not in prompt.text

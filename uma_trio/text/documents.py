@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from attrs import frozen
 
 from uma_trio.text.chat import Message
+from uma_trio.text.reshaping import Kind
 
 _KNOWS_RESULTS: Final = re.compile(r"""[!=]=\s*['"]tool['"]""")
+_TYPES: Final = ("string", "number", "integer", "boolean", "array", "object")
+_CHOICES: Final = ("anyOf", "oneOf", "allOf")
+_NULL: Final = {"type": "null"}
 _NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -50,13 +54,15 @@ def messages_of(messages: Sequence[Message], habits: Habits) -> list[dict[str, A
 
 
 def tool_of(
-    name: str, description: str, parameters: Mapping[str, Any], *, is_complete: bool
+    name: str, description: str, parameters: Mapping[str, Any], *, kinds: Collection[Kind] = ()
 ) -> dict[str, Any]:
-    """Return what a template reads of a tool. `is_complete` adds the members that many read without a look."""
+    """Return what a template reads of a tool, after the changes of tools among `kinds`."""
     function: dict[str, Any] = {"name": name}
-    if description or is_complete:
+    if description or kinds:
         function["description"] = description
-    if is_complete:
+    if Kind.SIMPLIFY_TOOLS in kinds:
+        parameters = _simple({**parameters, "type": "object"})
+    elif Kind.COMPLETE_TOOLS in kinds:
         parameters = {"type": "object", **parameters}
         properties = parameters.get("properties")
         if isinstance(properties, dict):
@@ -75,6 +81,37 @@ def _property(schema: Any) -> Any:
         "type": schema.get("type", "any"),
         "description": schema.get("description", ""),
     }
+
+
+def _simple(schema: Any) -> dict[str, Any]:
+    """Return a schema of one type, all the way down, without what says more than types and names."""
+    given: dict[str, Any] = schema if isinstance(schema, dict) else {}
+    kind = given.get("type")
+    if isinstance(kind, list):
+        kind = next((each for each in kind if each in _TYPES), None)
+    if kind not in _TYPES:
+        options = [each for word in _CHOICES for each in _list(given.get(word)) if each != _NULL]
+        if options and isinstance(options[0], dict):
+            return _simple({"description": given.get("description"), **options[0]})
+        kind = "object" if "properties" in given else "array" if "items" in given else "string"
+    found: dict[str, Any] = {"type": kind, "description": str(given.get("description") or "")}
+    words = given.get("enum")
+    if kind == "string" and isinstance(words, list) and all(isinstance(w, str) for w in words):
+        found["enum"] = words
+    if kind == "array":
+        found["items"] = _simple(given.get("items"))
+    if kind == "object":
+        properties = given.get("properties")
+        members = properties.items() if isinstance(properties, dict) else ()
+        found["properties"] = {key: _simple(value) for key, value in members}
+        required = _list(given.get("required"))
+        found["required"] = [key for key in found["properties"] if key in required]
+        found["additionalProperties"] = _simple(given.get("additionalProperties"))
+    return found
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _with_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

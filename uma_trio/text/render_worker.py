@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +35,7 @@ from uma_trio.text.prompt import (
     Unrenderable,
     messages_from,
 )
-from uma_trio.text.reshaping import Refusals, Reshaping
+from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Kinds, Refusals, Reshaping
 from uma_trio.text.slices import slices
 from uma_trio.text.spellings import Spellings, mark_for, unmarked
 
@@ -52,32 +53,11 @@ _DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 # What templates look for in tools and calls.
 _SCHEMA_WORDS: Final = frozenset(
     [
-        "type",
-        "string",
-        "number",
-        "integer",
-        "object",
-        "array",
-        "boolean",
-        "null",
-        "any",
-        "properties",
-        "required",
-        "items",
-        "enum",
-        "default",
-        "description",
-        "additionalProperties",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "const",
-        "format",
-        "title",
-        "nullable",
+        *("type", "string", "number", "integer", "object", "array", "boolean", "null", "any"),
+        *("properties", "required", "items", "enum", "default", "description", "title", "format"),
+        *("additionalProperties", "anyOf", "oneOf", "allOf", "const", "nullable"),
     ]
 )
-COMPLETED_TOOLS: Final = "completed-tools"
 _ASKED: Final = msgspec.msgpack.Decoder(Render)
 
 
@@ -229,37 +209,30 @@ class _Renderer:
         self, messages: Sequence[Message], asked: _Asked, *, reshapes: bool
     ) -> tuple[str, list[str]]:
         """Return what the template writes, and what was changed for it."""
-        reshaping = Reshaping(messages, self._refusals)
-        is_complete = False
+        of_tools = OF_TOOLS if asked.tools else ()
+        may_change = (*(OF_MESSAGES if reshapes else ()), *of_tools)
+        reshaping = Reshaping(messages, self._refusals, may_change)
         for kinds, shape in reshaping:
             try:
-                text = self._run(shape, asked, is_complete=is_complete)
+                text = self._run(shape, asked, kinds)
             except _TooMuch:
                 raise
             except Unrenderable as error:
-                why = str(error)
-                if asked.tools and not kinds:
-                    try:
-                        return self._run(shape, asked, is_complete=True), [COMPLETED_TOOLS]
-                    except Unrenderable as other:
-                        is_complete = str(other) != why  # it got further
-                reshaping.refused(why)
-                if not reshapes:
-                    break
+                reshaping.refused(str(error))
             else:
                 reshaping.accepted()
-                return text, [*kinds, *([COMPLETED_TOOLS] if is_complete else [])]
+                return text, list(kinds)
         raise Unrenderable(reshaping.reason)
 
-    def _run(self, messages: Sequence[Message], asked: _Asked, *, is_complete: bool) -> str:
+    def _run(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
         try:
-            return self._written(messages, asked, self._without_tools, is_complete=is_complete)
+            return self._written(messages, asked, kinds, self._without_tools)
         except _TooMuch:
             raise
         except Unrenderable:
             if asked.tools or self._without_tools is not None:
                 raise
-            text = self._written(messages, asked, [], is_complete=is_complete)
+            text = self._written(messages, asked, kinds, [])
         self._without_tools = []  # it goes through the tools without a look whether there are any
         return text
 
@@ -267,27 +240,17 @@ class _Renderer:
         self,
         messages: Sequence[Message],
         asked: _Asked,
+        kinds: Kinds,
         without_tools: list[Any] | None,
-        *,
-        is_complete: bool,
     ) -> str:
+        variables = partial(self._variables, messages, asked, kinds, without_tools)
         if self._mutable is not None:
-            return _generated(
-                self._mutable,
-                self._variables(messages, asked, without_tools, is_complete),
-                asked.most,
-            )
+            return _generated(self._mutable, variables(), asked.most)
         try:
-            return _generated(
-                self._template,
-                self._variables(messages, asked, without_tools, is_complete),
-                asked.most,
-            )
+            return _generated(self._template, variables(), asked.most)
         except _Insecure:
             mutable = _MUTABLE.from_string(self._source.template)  # it changes lists: Kimi K2's
-            text = _generated(
-                mutable, self._variables(messages, asked, without_tools, is_complete), asked.most
-            )
+            text = _generated(mutable, variables(), asked.most)
         self._mutable = mutable
         return text
 
@@ -295,8 +258,8 @@ class _Renderer:
         self,
         messages: Sequence[Message],
         asked: _Asked,
+        kinds: Kinds,
         without_tools: list[Any] | None,
-        is_complete: bool,
     ) -> dict[str, Any]:
         found = [
             self._marked_message(message, asked) for message in messages_of(messages, asked.habits)
@@ -304,10 +267,8 @@ class _Renderer:
         if asked.ending.continues:
             kept = str(found[-1]["content"]).rstrip()
             found[-1]["content"] = kept + asked.end + found[-1]["content"][len(kept) :]
-        tools = [
-            tool_of(*self._marked(tool, asked.mark), is_complete=is_complete)
-            for tool in asked.tools
-        ]
+        of_tools = [kind for kind in kinds if kind in OF_TOOLS]
+        tools = [tool_of(*self._marked(tool, asked.mark), kinds=of_tools) for tool in asked.tools]
         today = datetime.fromtimestamp(_CLOCK.now)
         return {
             **{name: today.strftime(layout) for name, layout in self._dates.items()},

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, groupby, takewhile
 from operator import is_
@@ -54,9 +54,21 @@ class Kind(StrEnum):
     SPLIT_TEXT = "split-text"
     #: Text beside calls is left out.
     DROP_TEXT = "dropped-text"
+    #: Tools have the members that many templates read without a look.
+    COMPLETE_TOOLS = "completed-tools"
+    #: Each schema of a tool has one of JSON's types, and nothing that templates follow without an end.
+    SIMPLIFY_TOOLS = "simplified-tools"
 
 
 Kinds = tuple[Kind, ...]
+OF_TOOLS: Final = (Kind.COMPLETE_TOOLS, Kind.SIMPLIFY_TOOLS)
+"""What is changed not in messages but in tools, by :func:`.documents.tool_of`."""
+OF_MESSAGES: Final = tuple(kind for kind in Kind if kind not in OF_TOOLS)
+# Of which the second does more than the first.
+_INSTEAD: Final = {
+    Kind.DROP_TEXT: Kind.SPLIT_TEXT,
+    Kind.SIMPLIFY_TOOLS: Kind.COMPLETE_TOOLS,
+}
 
 
 class Refusals:
@@ -79,7 +91,7 @@ class Refusals:
 
 
 class Reshaping:
-    """Iterates over the shapes in which a conversation is rendered until a template accepts one.
+    """Iterates over the shapes in which a conversation is rendered until a template accepts one, by changes of `kinds`.
 
     The unchanged conversation is the first, then what was accepted after the same refusal before. A
     change that leads to another refusal than before has overcome the first one and is kept while the
@@ -97,8 +109,14 @@ class Reshaping:
         raise Refused(reshaping.reason)
     """
 
-    def __init__(self, messages: Sequence[Message], refusals: Refusals | None = None) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        refusals: Refusals | None = None,
+        kinds: Collection[Kind] = OF_MESSAGES,
+    ) -> None:
         self._messages = tuple(messages)
+        self._kinds = tuple(kind for kind in Kind if kind in kinds)
         self._refusals = Refusals() if refusals is None else refusals
         self._tried: set[Kinds] = set()
         self._current: Kinds = ()
@@ -111,8 +129,8 @@ class Reshaping:
         yield from self._attempt(())
         yield from self._attempt(self._refusals.cure(self.reason))
         yield from self._one_by_one()
-        for end in range(2, len(Kind) + 1):
-            yield from self._attempt(tuple(Kind)[:end])
+        for end in range(2, len(self._kinds) + 1):
+            yield from self._attempt(self._kinds[:end])
 
     def refused(self, reason: str) -> None:
         """Note why the shape that was yielded last is refused."""
@@ -128,10 +146,10 @@ class Reshaping:
     def _one_by_one(self) -> Iterator[tuple[Kinds, Sequence[Message]]]:
         kept: Kinds = ()
         reason: str | None = self.reason
-        n_left = _MAX_ATTEMPTS - len(Kind)
+        n_left = _MAX_ATTEMPTS - len(self._kinds)
         while reason is not None:
             before, reason = reason, None
-            for kind in Kind:
+            for kind in self._kinds:
                 if kind in kept or len(self._tried) >= n_left:
                     continue
                 found = yield from self._attempt((*kept, kind))
@@ -143,7 +161,9 @@ class Reshaping:
         self, kinds: Iterable[Kind]
     ) -> Generator[tuple[Kinds, Sequence[Message]], None, str | None]:
         """Yield a shape; return why it is refused, None if it is no new one."""
-        applied, messages = reshaped(self._messages, kinds)
+        applied, messages = reshaped(
+            self._messages, (kind for kind in kinds if kind in self._kinds)
+        )
         if applied in self._tried:
             return None
         self._tried.add(applied)
@@ -153,13 +173,15 @@ class Reshaping:
 
 
 def reshaped(messages: Sequence[Message], kinds: Iterable[Kind]) -> tuple[Kinds, Sequence[Message]]:
-    """Return messages after changes of some kinds, and which of them changed anything."""
+    """Return messages after changes of some kinds, and which of them changed anything or are of tools."""
     wanted = set(kinds)
-    if Kind.DROP_TEXT in wanted:
-        wanted.discard(Kind.SPLIT_TEXT)
+    wanted -= {less for more, less in _INSTEAD.items() if more in wanted}
     applied: list[Kind] = []
     for kind in Kind:
         if kind not in wanted:
+            continue
+        if kind in OF_TOOLS:
+            applied.append(kind)
             continue
         changed = tuple(_CHANGES[kind](messages))
         if len(changed) != len(messages) or not all(map(is_, changed, messages)):
