@@ -6,10 +6,13 @@ what a model was trained on, byte for byte. What a template takes is bounded by 
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -37,7 +40,7 @@ from uma_trio.text.prompt import (
 )
 from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Kinds, Refusals, Reshaping
 from uma_trio.text.slices import slices
-from uma_trio.text.spellings import Spellings, mark_for, unmarked
+from uma_trio.text.spellings import Spellings, free_marks, unmarked
 
 _MOST_SOURCES: Final = 32
 # Time of the CPU for one prompt. Templates that look at all messages for each one take time by the square of their
@@ -126,6 +129,7 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
 
     def work(link: WorkerLink) -> None:
         known: OrderedDict[bytes, _Renderer] = OrderedDict()
+        gc.enable()  # the host's is off, and this process lives long
         while True:
             frame = link.receive()
             asked = _ASKED.decode(frame)
@@ -147,10 +151,18 @@ def _answer(known: OrderedDict[bytes, _Renderer], asked: Render, most: int) -> R
         if asked.source is None:
             return Unknown()
         renderer = known[asked.key] = _Renderer(asked.source)
+        _give_memory_back()
         while len(known) > _MOST_SOURCES:
             known.popitem(last=False)
     known.move_to_end(asked.key)
     return renderer.render(asked, most)
+
+
+def _give_memory_back() -> None:
+    """Give the system what compiling has used: 2 MB of the 10 that an idle process holds."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # glibc's
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @frozen
@@ -183,6 +195,7 @@ class _Renderer:
                 text = text.replace(word, " ")
         self._spellings = Spellings(source.controls, source.markers)
         self._named = frozenset(re.findall(r"\w+", text))
+        self._marks = free_marks([source.template])
         self._mutable: Template | None = None
         self._dates = {n: d for n, d in _DATES.items() if re.search(rf"\b{n}\b", text)}
         self._wants_functions = re.search(r"\bfunctions\b", text) is not None
@@ -196,11 +209,14 @@ class _Renderer:
         messages = messages_from(asked.messages)
         tools = [(name, text, json.loads(schema)) for name, text, schema in asked.tools]
         arguments = json.loads(str(asked.arguments))
-        marks = mark_for(
-            [self._source.template, asked.messages, tools, arguments, str(asked.ending.reasoning)]
-        )
+        texts = [asked.messages, tools, arguments, str(asked.ending.reasoning)]
+        marks = free_marks(texts, self._marks)
+        if len(marks) < 2:
+            raise _TooMuch(
+                "of the hexagrams (U+4DC0 to U+4DFF), two of which are needed, all occur in the messages"
+            )
         each = _Asked(
-            tools, arguments, Habits(*asked.habits), asked.ending, most, next(marks), next(marks)
+            tools, arguments, Habits(*asked.habits), asked.ending, most, marks[0], marks[1]
         )
         text, reshaped = self._first(messages, each, reshapes=asked.reshapes)
         return self._ended(text, messages, each, reshaped)

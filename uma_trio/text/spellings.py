@@ -13,10 +13,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from uma_trio.text.prompt import Unrenderable
-
 #: Hexagrams: printable, so that `repr` keeps them, without case, and no white space.
-_MARKS: Final = range(0x4DC0, 0x4E00)
+MARKS: Final = tuple(map(chr, range(0x4DC0, 0x4E00)))
 _LEAST_EDGE: Final = 2
 _LEAST_INNER: Final = 5  # a shorter token, such as <s>, is looked for as a whole
 _AROUND: Final = "<>[]{}()|/ \uff5c"
@@ -119,19 +117,15 @@ def _telling_part(word: str) -> str:
     return word if len(word) < _LEAST_INNER or inner.isidentifier() else inner
 
 
-def mark_for(values: Iterable[Any]) -> Iterator[str]:
-    """Yield characters that occur in none of these texts and values, not even escaped as JSON or Python do."""
-    left = {chr(code) for code in _MARKS}
+def free_marks(values: Iterable[Any], marks: Iterable[str] = MARKS) -> list[str]:
+    """Return those of `marks` that occur in none of these texts and values, not even escaped as JSON or Python do."""
+    left = set(marks)
     for text in texts_in(values):
         if not text.isascii():
             left.difference_update(text)
-        if "\\" in text:
-            lower = text.lower()
-            left = {mark for mark in left if f"u{ord(mark):x}" not in lower}
-    yield from sorted(left)
-    raise Unrenderable(
-        "the messages use every hexagram (U+4DC0 to U+4DFF), of which the daemon needs one"
-    )
+        if "\\u4d" in text.lower():
+            left = {mark for mark in left if f"u{ord(mark):x}" not in text.lower()}
+    return sorted(left)
 
 
 def texts_in(value: Any) -> Iterator[str]:
