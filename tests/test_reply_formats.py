@@ -92,6 +92,14 @@ TEMPLATES = {
         ),
         CallSyntax(bare=True, arguments_key="parameters"),
     ),
+    "a message of another role, for the first call only": (
+        chatml(
+            "{{ m.content }}{% if m.tool_calls %}{% set c = m.tool_calls[0] %}<|sep|>\n\ncall<|role|>\n"
+            '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+            "{% endif %}"
+        ),
+        CallSyntax(open="<|sep|>\n\ncall<|role|>\n"),
+    ),
 }
 
 
@@ -106,6 +114,29 @@ def test_how_calls_are_written_is_found_out(source: str, syntax: CallSyntax) -> 
     derived = found(source)
     assert (derived.format.calls, derived.format.source) == (syntax, "derived")
     assert derived.tells_tools
+
+
+@pytest.mark.parametrize(
+    ("instructions", "name"),
+    [
+        ("List of tools: [", "lfm"),
+        ("available_tools: respond with <|tool_call|> and a JSON list", "granite"),
+        ('<tool_call>\n{"name": <function-name>, "arguments": {}}\n</tool_call>', "hermes"),
+    ],
+)
+def test_a_template_that_shows_tools_but_no_calls_has_the_format_of_its_family(
+    instructions: str, name: str
+) -> None:
+    """So tools are not shown twice."""
+    source = "{{ '" + instructions.replace("\n", "\\n") + "' }}" + chatml("{{ m.content }}")
+    derived = found(source)
+    assert (derived.format.name, derived.format.source, derived.tells_tools) == (
+        name,
+        "built in",
+        True,
+    )
+    prompt = FrontEnd(FakeVocabulary(), source).render([Message("user", "Hi")], tools=[Tool("f")])
+    assert "You can call functions" not in prompt
 
 
 def test_what_stands_around_reasoning_is_found_out() -> None:

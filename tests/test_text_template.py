@@ -56,6 +56,7 @@ def test_half_a_character_is_replaced() -> None:
         ("'' if 'a' in m.content else 'no'", ""),
         ("['string', 'null'] | upper", "['STRING', 'NULL']"),
         ("{'a': ['é']} | tojson", '{"a": ["é"]}'),
+        ("[{'a': 1}] | map(attribute='a') | tojson", "[1]"),
     ],
 )
 def test_a_template_sees_the_contents(code: str, expected: str) -> None:

@@ -11,7 +11,7 @@ import gc
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -107,8 +107,20 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return what filters such as `map` make as a list, as llama.cpp writes it and transformers refuses to."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _environment(kind: type[SandboxedEnvironment]) -> SandboxedEnvironment:

@@ -131,6 +131,8 @@ class _Probe:
             if not one or "qzvala" not in one:
                 continue
             two = self._reply(_CALLS, habits, thought)
+            if "qzvalc" not in two:  # it refuses a second call, or leaves it out
+                two = ""
             for syntax in _syntaxes(one, two):
                 if not _is_ours(syntax.markers) and _reads_back(syntax, one, two):
                     return habits, self._with_json_keys(syntax, habits, thought)

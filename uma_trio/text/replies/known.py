@@ -130,8 +130,19 @@ FAMILIES: Final = (
         ("<|tool_list_start|>",),
         evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
     ),
+    Family(
+        "lfm",
+        ("List of tools: [",),
+        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
+    ),
+    Family(
+        "granite",
+        ("available_tools", "<|tool_call|>"),
+        CallSyntax(section_open="<|tool_call|>[", section_close="]", between=", "),
+    ),
     Family("pythonic", ("[func_name1(params_name1=",), evolve(_PYTHON, bare=True)),
     Family("llama", ("<|python_tag|>",), CallSyntax(arguments_key="parameters", bare=True)),
+    Family("hermes", ("<tool_call>", "<function-name>"), GENERIC_CALLS),
 )
 
 
