@@ -13,6 +13,7 @@ from template_kit import archived_templates
 from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import AUTO, Call, Message, Tool
 from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.replies.format import GENERIC_CALLS, ReplyFormat
 
 TOOLS = [
     Tool("look", "Look.", {"type": "object", "properties": {"what": {"type": ["string", "null"]}}}),
@@ -71,6 +72,22 @@ ONE_CALL = chatml(
     "{{ m.content }}{% for c in m.tool_calls or [] %}{% if not loop.first %}{{ raise_exception('one call') }}{% endif %}"
     '<call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</call>{% endfor %}'
 )
+
+
+@pytest.mark.parametrize(
+    ("call", "takes"),
+    [
+        ("{{ c.function.arguments.items() | list }}", True),  # not where the arguments were cut
+        ("{{ c.function.arguments if c.function.arguments is mapping else '' }}", True),
+        ("{{ c.function.arguments if loop.first else '' }}", False),
+        ("{{ c.function.arguments if loop.first else raise_exception('one call') }}", False),
+    ],
+)
+def test_calls_are_parallel_where_a_template_writes_two(call: str, takes: bool) -> None:
+    source = chatml("{{ m.content }}{% for c in m.tool_calls or [] %}" + call + "{% endfor %}")
+    made = ReplyFormat("file", "file", calls=GENERIC_CALLS)
+    found, _, _ = FrontEnd(FakeVocabulary(), source, made).finding.get()
+    assert (found.takes_parallel_calls, found.refused) == (takes, ())
 
 
 def test_a_template_that_takes_one_call_has_answers_of_one() -> None:

@@ -18,6 +18,7 @@ from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies.derive import PROBING_S, derive
 from uma_trio.text.replies.format import PLAIN, ReplyFormat
 from uma_trio.text.replies.known import format_of
+from uma_trio.text.reshaping import Kind
 from uma_trio.text.template import ChatTemplate, Manner
 
 _TOOL = Tool(
@@ -25,6 +26,7 @@ _TOOL = Tool(
     "Look.",
     {"type": "object", "properties": {"what": {"type": "string", "description": "What."}}},
 )
+_WORDS = ("qzone", "qztwo")  # arguments of calls, in no template's own text
 
 
 @frozen
@@ -33,7 +35,7 @@ class Derivation:
 
     `tells_tools` says whether the template shows tools to the model, `efforts` how it is told whether the
     model should reason. `refused` are the shapes of answers that it does not take back, which should be none, and
-    `takes_parallel_calls` says that an answer may have several calls.
+    `takes_parallel_calls` says that an answer may have several calls: the template neither refuses nor drops one.
     """
 
     format: ReplyFormat = PLAIN
@@ -79,18 +81,18 @@ class Derivation:
     def _tried(self, template: ChatTemplate, until: float) -> Derivation:
         """Send every shape of an answer back through the template."""
         parallel, refused = True, list[str]()
+        tools = [_TOOL] if self.tells_tools else []
         for name, chat in _answers():
             if time.monotonic() > until:
                 break
-            two = sum(len(message.calls) for message in chat) > 1
-            tools = [_TOOL] if self.tells_tools else []
             try:
-                template.render(chat, tools=tools, habits=self.habits, reshapes=not two)
+                prompt = template.render(chat, tools=tools, habits=self.habits)
             except Unrenderable:
-                if two:
-                    parallel = False
-                else:
-                    refused.append(name)
+                refused.append(name)
+                continue
+            first, second = (word in prompt.text for word in _WORDS)
+            if name.endswith("two calls"):
+                parallel &= Kind.SPLIT_CALLS not in prompt.reshaped and first <= second
         return evolve(self, takes_parallel_calls=parallel, refused=tuple(refused))
 
 
@@ -138,9 +140,12 @@ def _answers() -> Iterator[tuple[str, list[Message]]]:
     ):
         if (cut and not n) or not (thought or text or n):
             continue
-        calls = [Call(f"call0000{number}", "look", '{"what": "it"}') for number in range(n)]
+        calls = [
+            Call(f"call0000{number}", "look", f'{{"what": "{word}"}}')
+            for number, word in enumerate(_WORDS[:n])
+        ]
         if cut:
-            calls[-1] = evolve(calls[-1], arguments='{"what": "i')
+            calls[-1] = evolve(calls[-1], arguments=calls[-1].arguments[:-2])
         results = [Message("tool", "Seen.", call_id=call.id, name="look") for call in calls]
         answer = Message("assistant", text, tuple(calls), reasoning=thought)
         said = [
