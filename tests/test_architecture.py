@@ -187,6 +187,7 @@ THREADS = {
     "uma_trio.telemetry.trace",  # a disk may be slow, the engine not
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
     "uma_trio.text.rendering",  # helper threads share the processes that render
+    "uma_trio.text.derivation",  # a template is tried by the first helper thread that asks
     "uma_trio.text.tokeniser",  # helper threads tokenise
     "uma_trio.text.constrain",  # helper threads share what is compiled
     "uma_trio.text.frontend",  # helper threads share one compiler, which the first of them makes
