@@ -46,7 +46,7 @@ _MOST_SOURCES: Final = 32
 # Time of the CPU for one prompt. Templates that look at all messages for each one take time by the square of their
 # number: Gemma 4's 0.8 s for 600 on a core of 2024. A megabyte of text takes 0.1 s.
 _BASE_S, _MESSAGE_S, _MEGABYTE_S = 2.0, 0.02, 4.0
-_WALL: Final = 4.0  # times as long
+_WALL: Final = 10.0  # times as long, for other programs want the processors, too
 # A prompt may be longer than what was sent: templates explain tools, and repeat texts.
 _BASE_CHARACTERS, _TIMES = 1 << 20, 8
 _WRITES_FUNCTIONS: Final = re.compile(r"(?:\+|\{\{-?)\s*functions\s*(?:\+|-?[}%]\})")
