@@ -139,6 +139,17 @@ def test_a_template_that_shows_tools_but_no_calls_has_the_format_of_its_family(
     assert "You can call functions" not in prompt
 
 
+def test_a_template_that_goes_through_parts_gets_them() -> None:
+    """As those of models that see images do; a text would be left out, a character at a time."""
+    source = (
+        "{% for m in messages %}[{% for part in m.content %}{% if part.type == 'text' %}"
+        "{{ part.text }}{% endif %}{% endfor %}]{% endfor %}"
+    )
+    chat = [Message("user", "Hi"), Message("assistant", "Ho"), Message("user", "")]
+    assert FrontEnd(FakeVocabulary(), source).render(chat) == "[Hi][Ho][]"
+    assert not found(CHATML).habits.content_as_parts
+
+
 def test_what_stands_around_reasoning_is_found_out() -> None:
     """From where a template writes it, or by its usual markers in the source."""
     assert found(THINKING_TEMPLATE).format.thought == Thought("<think>", "</think>")

@@ -50,8 +50,10 @@ class Derivation:
         cls, template: ChatTemplate, source: str, override: ReplyFormat | None = None
     ) -> Derivation:
         """Try a template. Takes tens of milliseconds, and bounded time whatever it does. Blocks."""
+        has_parts = _wants_parts(template)
 
         def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
+            habits = evolve(habits, content_as_parts=has_parts)
             return template.render(
                 messages, tools=tools, habits=habits, prompts=False, reshapes=False
             ).text
@@ -64,7 +66,12 @@ class Derivation:
             return "" if time.monotonic() > until else _prompt(template, arguments)
 
         efforts = efforts_of(prompt, source, harmony=made.name == "harmony")
-        habits = evolve(derived.habits, ids=ids, results_inside=wants_results_inside(source))
+        habits = evolve(
+            derived.habits,
+            ids=ids,
+            results_inside=wants_results_inside(source),
+            content_as_parts=has_parts,
+        )
         found = cls(override or made, habits, derived.tells_tools, efforts)
         return found if found.in_words else found._tried(template, until)
 
@@ -165,6 +172,19 @@ def _answers() -> Iterator[tuple[str, list[Message]]]:
                 *([] if n else [Message("user", "Well?")]),
             ],
         )
+
+
+def _wants_parts(template: ChatTemplate) -> bool:
+    """Whether a template writes a content only where it is a list of parts."""
+    shown: list[bool] = []
+    for habits in (NO_HABITS, Habits(content_as_parts=True)):
+        try:
+            prompt = template.render([Message("user", _WORDS[0])], habits=habits, reshapes=False)
+        except Unrenderable:
+            shown.append(False)
+        else:
+            shown.append(_WORDS[0] in prompt.text)
+    return shown == [False, True]
 
 
 def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:

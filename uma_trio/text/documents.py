@@ -28,7 +28,8 @@ class Habits:
     `null_content`: no content, instead of an empty one, beside calls. `ids`: ids of nine letters and
     digits (Mistral's), or such as ``functions.NAME:0`` (Kimi's). `reasoning_key`: what a message calls
     its reasoning; "" if the template leaves it out. `results_inside`: results of tools not as messages,
-    but in the message with the calls (Gemma's ``tool_responses``).
+    but in the message with the calls (Gemma's ``tool_responses``). `content_as_parts`: contents as lists of
+    parts of type text, as models have them that see images.
     """
 
     arguments_as_text: bool = False
@@ -36,6 +37,7 @@ class Habits:
     ids: Literal["any", "nine", "numbered"] = "any"
     reasoning_key: str = "reasoning_content"
     results_inside: bool = False
+    content_as_parts: bool = False
 
 
 NO_HABITS: Final = Habits()

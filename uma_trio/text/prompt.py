@@ -153,6 +153,7 @@ def packed_habits(habits: Habits) -> list[Any]:
         habits.ids,
         habits.reasoning_key,
         habits.results_inside,
+        habits.content_as_parts,
     ]
 
 

@@ -295,6 +295,9 @@ class _Renderer:
         if asked.ending.continues:
             kept = str(found[-1]["content"]).rstrip()
             found[-1]["content"] = kept + asked.end + found[-1]["content"][len(kept) :]
+        if asked.habits.content_as_parts:
+            for message in found:
+                message["content"] = [{"type": "text", "text": message["content"] or ""}]
         of_tools = [kind for kind in kinds if kind in OF_TOOLS]
         tools = [tool_of(*self._marked(tool, asked.mark), kinds=of_tools) for tool in asked.tools]
         today = datetime.fromtimestamp(_CLOCK.now)
