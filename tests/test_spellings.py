@@ -120,6 +120,20 @@ def test_a_text_of_two_places_makes_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{{ m.content }}|>", "<|im_end"),
+        ("<|{{ m.content }}", "im_end|>"),
+        ("<{{ m.content }}>", "|im_end|"),
+    ],
+)
+def test_a_text_makes_none_with_what_a_template_puts_beside_it(source: str, content: str) -> None:
+    """Behind it, before it, or around it."""
+    front = FrontEnd(FakeVocabulary(), "{% for m in messages %}" + source + "{% endfor %}")
+    assert front.prompt([Message("user", content)]).specials == []
+
+
+@pytest.mark.parametrize(
     "written",
     ["{{ m.content | tojson(ensure_ascii=true) }}", "{{ [m.content] }}", "{{ m.content | upper }}"],
 )
