@@ -43,7 +43,9 @@ FORMATS = {
     "xml": ReplyFormat("xml", calls=XML),
     "typed tags": ReplyFormat("typed tags", calls=TYPED),
 } | {
-    "".join(family.marks): ReplyFormat(family.name, thought=THINK, calls=family.calls)
+    "".join(family.marks): ReplyFormat(
+        family.name, thought=family.thought or THINK, calls=family.calls
+    )
     for family in FAMILIES
 }
 TOOLS = (

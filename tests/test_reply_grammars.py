@@ -284,6 +284,91 @@ def test_a_shape_is_that_of_the_response_in_channels() -> None:
         assert not in_channels(shape, ToolChoice(), f'{opened}{{"x": "3"}}{end}')
 
 
+class MuseVocabulary(MarkedVocabulary):
+    """Its markers are Muse's."""
+
+    markers = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+
+
+class SolarVocabulary(MarkedVocabulary):
+    """Its markers are Solar Open's."""
+
+    markers = (
+        *("<|begin|>", "<|end|>", "<|think|>", "<|content|>", "<|tool_calls|>", "<|calls|>"),
+        *("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
+    )
+
+
+_MUSE_CALL = (
+    ' to=look<|message|><atem:function_calls>\n<atem:invoke name="look">\n'
+    '<atem:parameter name="what">x<y</atem:parameter>\n<atem:parameter name="n">{}</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>"
+)
+_SOLAR_CALL = (
+    "<|tool_call:begin|>a1b2c3d4e<|tool_call:name|>look<|tool_call:args|>"
+    '{{"what": "x<y", "n": {}}}<|tool_call:end|>'
+)
+FRAMES = [
+    (
+        FORMATS["<|start|>assistant to=self<|message|><atem:invoke"],
+        MuseVocabulary(),
+        " to=self<|message|>w<|eom|><|start|>assistant",
+        " to=user<|message|>So.",
+        ("", _MUSE_CALL, "<|eom|><|start|>assistant", "<|eot|>"),
+    ),
+    (
+        FORMATS["<|begin|>assistant<|think|><|tool_call:begin|>"],
+        SolarVocabulary(),
+        "<|think|>w<|end|><|begin|>assistant",
+        "<|content|>So.",
+        ("<|tool_calls|>", _SOLAR_CALL, "", "<|calls|>"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("made", "vocabulary", "thought", "said", "calls"), FRAMES, ids=["muse", "solar"]
+)
+def test_calls_in_messages_are_held_to_the_schema(
+    made: ReplyFormat,
+    vocabulary: MarkedVocabulary,
+    thought: str,
+    said: str,
+    calls: tuple[str, str, str, str],
+) -> None:
+    """Behind the reasoning, or at once; the parser reads them."""
+    replies, grammarian = Replies(vocabulary, Derivation(made)), Grammarian(vocabulary)
+    tools = [Tool("look", "", MANY)]
+
+    def takes(choice: ToolChoice, text: str, shape: Shape | None = None) -> bool:
+        loosened = replies.loosened(grammarian, [] if shape else tools, choice)
+        follower = replies.constraint(grammarian, shape, loosened, choice, None, thinking=False)
+        assert follower is not None
+        return accepted(
+            follower, vocabulary.tokenize(text, add_special=False, parse_special=True).tolist()
+        )
+
+    must, may, single = ToolChoice("required"), ToolChoice(), ToolChoice(parallel=False)
+    head, call, between, end = calls
+    one, two = head + call.format(3), head + call.format(3) + between + call.format(4)
+    for choice in (must, may):
+        for text in (one, two, one + end, two + end, thought + one + end):
+            assert takes(choice, text)
+        assert not takes(choice, head + call.format('"3"'))
+    assert takes(single, one + end)
+    assert not takes(single, two)
+    assert takes(may, said)
+    assert takes(may, thought + said)
+    assert not takes(must, said)
+    shape = Shape("schema", json.dumps(PLACE))
+    assert takes(may, thought + said.replace("So.", '{"x": 3}'), shape)
+    assert not takes(may, thought + said.replace("So.", '{"x": "3"}'), shape)
+    parser = ReplyParser(made, tools=tools)
+    read = collect([*parser.feed(thought + two + end), *parser.finish()])
+    assert (read.content, read.reasoning) == ("", "w")
+    assert [json.loads(each.arguments)["n"] for each in read.calls] == [3, 4]
+
+
 def test_the_quotes_of_literals_may_be_special_tokens() -> None:
     """Then the text between them ends with that token."""
     vocabulary = GemmaVocabulary()

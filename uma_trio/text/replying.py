@@ -218,8 +218,8 @@ class Replies:
 
     @cached_property
     def _thought_markers(self) -> Markers | None:
-        thought = self.format.thought
-        if thought is None:
+        thought, calls = self.format.thought, self.format.calls
+        if thought is None or (calls is not None and calls.thought_header):
             return None
         from uma_trio.text.thinking import Markers
 

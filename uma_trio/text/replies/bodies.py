@@ -55,6 +55,7 @@ class Calls:
         self._close = atoms(syntax.close)
         self._section_close = atoms(syntax.section_close)
         self._id_open = compact(syntax.id_open)
+        self._id_close = compact(syntax.id_close)
         self._after_name = compact(syntax.after_name)
         # A line end beside a value is the marker's where the template writes one there.
         self._line_before = syntax.key_close[-1:].isspace()
@@ -216,7 +217,14 @@ class Calls:
     def _named(self) -> Steps[bool]:
         """Read a name and the arguments as JSON behind it."""
         source = self._source
+        before = ""
+        if self._id_close:
+            yield from source.peek()
+            before = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
+            if not (yield from source.take(self._id_close)):
+                return False
         name, id_ = yield from self._name()
+        id_ = id_ or before
         if name and self._id_open and (yield from source.take(self._id_open)):
             id_ = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
         if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):

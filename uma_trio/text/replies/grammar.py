@@ -61,6 +61,8 @@ def grammar_of(
         return writer.harmony(bodies, rules, choice)
     if syntax.style == "channels":
         return writer.channels(rules, bodies, choice)
+    if syntax.message_open:
+        return writer.frames(rules, offers, choice)
     opened, close = writer.marker(syntax.open), writer.marker(syntax.close)
     # Models are not sure about white space between calls, and it means nothing.
     between = writer.marker(syntax.between) if syntax.between.strip() else "SPACE?"
@@ -148,6 +150,8 @@ class _Writer:
         called = _literal(offer.name)
         if syntax.name_in_id:
             called = f"{_literal(f'functions.{offer.name}:')} /[0-9]{{1,4}}/"
+        if syntax.id_close:
+            called = f"{_ID} {self.marker(syntax.id_close)} {called}"
         if syntax.id_open:
             called += f" {self.marker(syntax.id_open)} {_ID}"
         return f"{name}: {called} {self.marker(syntax.after_name)} {arguments}"
@@ -199,6 +203,8 @@ class _Writer:
         """Write the grammar of a framed reply without calls."""
         if self._syntax.style == "channels":
             return self._channels(f"{answer} {self.marker(_RESPONDED)}", [])
+        if self._syntax.message_open:
+            return self._frames(f"{self.marker(self._syntax.text_header)} {answer}", [])
         return self._behind_thought(f"{self.marker(_FINAL)} {answer}", [])
 
     def _channel_call(self, name: str, offer: Offer) -> str:
@@ -252,6 +258,33 @@ class _Writer:
         """Write the grammar of a reply whose response may be open already."""
         end = f"({self.marker('<|close|>message<|sep|>')})?"
         start = f"start: ({self.marker('<|open|>response<|sep|>')})? {said} {end}"
+        return _HEAD + _TEXT + "\n".join([*rules, start]) + "\n"
+
+    def frames(self, rules: list[str], offers: Sequence[Offer], choice: ToolChoice) -> str:
+        """Write the grammar of a reply in messages, behind its reasoning."""
+        syntax = self._syntax
+        opened, closed = self.marker(syntax.open), self.marker(syntax.close)
+        has_name = "{}" in syntax.call_header
+        calls = [
+            f"{self.marker(syntax.call_header.format(offer.name)) if has_name else ''} "
+            f"{opened} body_{index} {closed}"
+            for index, offer in enumerate(offers)
+        ]
+        between = self.marker(syntax.between) or "SPACE?"
+        again = f"({between} call){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
+        head = "" if has_name else self.marker(syntax.call_header)
+        called = f"{head} call {again} {self.marker(syntax.section_close)}"
+        rules = [*rules, f"call: {' | '.join(calls)}", f"called: {called}"]
+        said = f"{self.marker(syntax.text_header)} TEXT"
+        return self._frames("called" if choice.mode == "required" else f"(called | {said})", rules)
+
+    def _frames(self, last: str, rules: list[str]) -> str:
+        """Write the grammar of a last message, whose beginning the prompt or the reasoning may have left open."""
+        syntax = self._syntax
+        ends = list(map(self.marker, syntax.message_ends.split()))
+        opened, thought = self.marker(syntax.message_open), self.marker(syntax.thought_header)
+        thoughts = f"({thought} TEXT {ends[0]} {opened})?" if thought else ""
+        start = f"start: ({opened})? {thoughts} {last} ({' | '.join(ends)})?"
         return _HEAD + _TEXT + "\n".join([*rules, start]) + "\n"
 
     def _behind_thought(self, last: str, rules: list[str]) -> str:
