@@ -30,6 +30,8 @@ DEEPSEEK_CALL = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```jso
 
 MUSE = "<|start|>assistant to=self<|message|><atem:invoke"
 SOLAR = "<|begin|>assistant<|think|><|tool_call:begin|>"
+M3 = "']<]minimax[>['"
+_M = "]<]minimax[>["
 REPLIES = [
     ("hermes", "Hi", Said("Hi", "", ())),
     ("hermes", "<think>\nWhy <b>?\n</think>\n\nSo.", Said("So.", "Why <b>?", ())),
@@ -199,6 +201,27 @@ REPLIES = [
     ),
     (SOLAR, "<|content|>Hello<|end|>", Said("Hello", "", ())),
     (SOLAR, "<|think|><|end|><|begin|>assistant<|content|>Hello", Said("Hello", "", ())),
+    (
+        M3,
+        (
+            f'So{_M}<tool_call>\n{_M}<invoke name="look">{_M}<what>a\n<b>{_M}</what>{_M}<n>3{_M}</n>'
+            f"{_M}<where>{_M}<lat>1.5{_M}</lat>{_M}<tags>{_M}<item>a{_M}</item>{_M}<item>{_M}<k>{_M}</k>"
+            f"{_M}</item>{_M}</tags>{_M}</where>{_M}</invoke>\n"
+            f'{_M}<invoke name="stop">{_M}</invoke>\n{_M}</tool_call>'
+        ),
+        Said(
+            "So",
+            "",
+            (
+                Call(
+                    "id0",
+                    "look",
+                    '{"what": "a\\n<b>", "n": 3, "where": {"lat": 1.5, "tags": ["a", {"k": ""}]}}',
+                ),
+                Call("id1", "stop", "{}"),
+            ),
+        ),
+    ),
 ]
 MALFORMED = [
     ("hermes", "<tool_call>"),

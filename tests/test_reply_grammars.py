@@ -326,6 +326,33 @@ FRAMES = [
 ]
 
 
+class M3Vocabulary(MarkedVocabulary):
+    """Its marker is MiniMax M3's, and stands in front of every tag."""
+
+    markers = ("]<]minimax[>[",)
+
+
+def test_a_closing_tag_has_the_name_of_its_argument() -> None:
+    """Behind a text, too, which may hold any other tag."""
+    vocabulary, made = M3Vocabulary(), FORMATS["']<]minimax[>['"]
+    replies, grammarian = Replies(vocabulary, Derivation(made)), Grammarian(vocabulary)
+    tools = [Tool("look", "", MANY)]
+    loosened = replies.loosened(grammarian, tools, ToolChoice("required"))
+    text = (
+        '#<tool_call>\n#<invoke name="look">#<what>x</what>#</what>#<n>3#</n>'
+        '#<where>{"x": 1}#</where>#</invoke>\n#</tool_call>'
+    ).replace("#", "]<]minimax[>[")
+    for choice in (ToolChoice("required"), ToolChoice()):
+        wrong = text.replace("]<]minimax[>[</n>", "]<]minimax[>[</m>")
+        for reply, is_taken in ((text, True), (wrong, False)):
+            follower = replies.constraint(grammarian, None, loosened, choice, None, thinking=False)
+            assert follower is not None
+            tokens = vocabulary.tokenize(reply, add_special=False, parse_special=True)
+            assert accepted(follower, tokens.tolist()) is is_taken
+    said = collect([*(parser := ReplyParser(made, tools=tools)).feed(text), *parser.finish()])
+    assert json.loads(said.calls[0].arguments) == {"what": "x</what>", "n": 3, "where": {"x": 1}}
+
+
 @pytest.mark.parametrize(
     ("made", "vocabulary", "thought", "said", "calls"), FRAMES, ids=["muse", "solar"]
 )

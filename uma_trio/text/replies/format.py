@@ -32,7 +32,7 @@ class CallSyntax:
     * "named": the name, `after_name`, the arguments as JSON. With `name_in_id` the name is part of
       an id such as ``functions.NAME:0``; with `id_open` that and an id may stand behind the name.
     * "tagged": the name, `after_name`, and each argument as `key_open`, key, `key_close`, value,
-      `value_close`; texts stand there as they are, other values as JSON, behind `key_close_json` if
+      `value_close` (with ``{}`` for the key); texts stand there as they are, other values as JSON, behind `key_close_json` if
       the format tells the two apart.
 
     * "literal": the name, and the arguments in the brackets that `after_name` opens, as literals of a

@@ -24,7 +24,7 @@ from uma_trio.text.replies.part import part_of
 from uma_trio.text.shape import Shape
 from uma_trio.text.slices import json_text
 
-_ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
+_ATOM: Final = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
 _HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
 _TEXT: Final = "TEXT: /(.|\\n)*/\nSPACE: /[ \\n]{1,2}/\n"
 _FINAL: Final = "<|channel|>final<|message|>"
@@ -169,14 +169,16 @@ class _Writer:
             is_text = isinstance(schema, dict) and schema.get("type") == "string"
             key_close = syntax.key_close if is_text else syntax.key_close_json or syntax.key_close
             opened = self.marker(syntax.key_open + key + key_close)
-            rules.append(f"{rule}: {opened} {self._value(rule, schema, offer.schema, rules)}")
+            rules.append(f"{rule}: {opened} {self._value(rule, key, schema, offer.schema, rules)}")
             parts.append(rule if key in required else f"{rule}?")
         head = self.marker(offer.name + syntax.after_name)
         return "\n".join([f"{name}: {head} {' '.join(parts)}", *rules])
 
-    def _value(self, rule: str, schema: Any, whole: Mapping[str, Any], rules: list[str]) -> str:
+    def _value(
+        self, rule: str, key: str, schema: Any, whole: Mapping[str, Any], rules: list[str]
+    ) -> str:
         """Write a value up to its closing tag: a text as it is, anything else as JSON."""
-        closer = self._syntax.value_close
+        closer = self._syntax.value_close.replace("{}", key)
         schema = schema if isinstance(schema, dict) else {}
         if schema.get("type") != "string":
             alone = {**part_of(whole, schema), "x-guidance": whole.get("x-guidance", {})}
@@ -184,6 +186,8 @@ class _Writer:
         words = schema.get("enum")
         if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
             return f"({' | '.join(map(_literal, words))}) {self.marker(closer)}"
+        if self._special(atoms(closer)[0]) is not None:
+            return f"TEXT {self.marker(closer)}"
         rules.append(f"{rule}_text[lazy]: TEXT {_literal(closer)}")
         return f"{rule}_text"
 

@@ -138,6 +138,21 @@ FAMILIES: Final = (
         ),
     ),
     Family(
+        "minimax-m3",
+        ("']<]minimax[>['",),
+        CallSyntax(
+            style="tagged",
+            section_open="]<]minimax[>[<tool_call>\n",
+            section_close="]<]minimax[>[</tool_call>",
+            open=']<]minimax[>[<invoke name="',
+            after_name='">',
+            key_open="]<]minimax[>[<",
+            key_close=">",
+            value_close="]<]minimax[>[</{}>",
+            close="]<]minimax[>[</invoke>\n",
+        ),
+    ),
+    Family(
         "gemma",
         ("<|tool_call>call:",),
         CallSyntax(
