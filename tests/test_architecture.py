@@ -59,7 +59,7 @@ ALLOWED = {
     "uma_trio.text.constrain": {
         *("numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
     },
-    "uma_trio.text.pieces": {"attrs", "msgspec", "numpy"},
+    "uma_trio.http.wire.pieces": {"attrs", "msgspec", "numpy"},
     "uma_trio.text.grammars": {"llguidance", "uma_trio.text.shape"},
     "uma_trio.text.shape_worker": {"llguidance", "msgspec", "uma_trio.confined", "uma_trio.text"},
     "uma_trio.text.confinement": {
@@ -130,7 +130,7 @@ ALLOWED = {
         *("uma_trio.engine.messages", "uma_trio.words", "uma_trio.telemetry.exposition"),
         "uma_trio.sizes",
         "uma_trio.engine.records",
-        *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
+        *("uma_trio.text.replies", "uma_trio.text.slices"),
     },
     "uma_trio.http.explain": {"msgspec", "uma_protocol", "uma_trio.http", "uma_trio.stories"},
     "uma_trio.http.generate": {
