@@ -11,6 +11,7 @@ from attrs import evolve
 from http_kit import http_house
 from reply_kit import (
     FORMATS,
+    HERMES,
     HERMES_TEMPLATE,
     MARKED_TEMPLATE,
     PREFILLED_TEMPLATE,
@@ -28,6 +29,7 @@ from uma_trio.cli.doctor import doctor
 from uma_trio.text.chat import AUTO, Call, Message, Tool
 from uma_trio.text.derivation import Derivation
 from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.replies import ReplyParser, collect
 from uma_trio.text.replies.files import NoFormat, document_of, format_from
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
@@ -137,6 +139,23 @@ def test_a_template_that_shows_tools_but_no_calls_has_the_format_of_its_family(
     )
     prompt = FrontEnd(FakeVocabulary(), source).render([Message("user", "Hi")], tools=[Tool("f")])
     assert "You can call functions" not in prompt
+
+
+@pytest.mark.parametrize("made", FORMATS.values(), ids=FORMATS.keys())
+def test_the_example_of_a_call_in_our_words_is_read_as_one(made: ReplyFormat) -> None:
+    """Where a template writes calls but shows no tools, as those of R1's distillates."""
+    source = CHATML
+    tools = [Tool("NAME", "", {"properties": {"ARGUMENT": {"type": "string"}}})]
+    prompt = FrontEnd(FakeVocabulary(), source, made).render([Message("user", "Hi")], tools=tools)
+    before, found, example = prompt.partition("and nothing behind it:\n")
+    assert found
+    assert "You can call functions" in before
+    framed = made.calls is None or made.calls.framed
+    parser = ReplyParser(HERMES if framed else made, tools=tools)
+    said = collect([*parser.feed(example.partition("<|im_end|>")[0]), *parser.finish()])
+    assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [
+        ("NAME", {"ARGUMENT": "VALUE"})
+    ]
 
 
 def test_a_template_that_goes_through_parts_gets_them() -> None:

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 from attrs import evolve
 
 from uma_trio.text.chat import Call, Message, Tool
-from uma_trio.text.replies.format import ReplyFormat
+from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat
+from uma_trio.text.replies.notation import CLOSING
 from uma_trio.text.slices import json_text
 
 _BEFORE: Final = (
@@ -22,7 +23,8 @@ _BEHIND: Final = (
     "To call a function, write a JSON object with its name and arguments, and nothing behind it. For "
     "several calls, write one block each:"
 )
-_EXAMPLE: Final = '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>'
+_BEHIND_ONE: Final = "To call a function, write this, and nothing behind it:"
+_GIVEN: Final = {"ARGUMENT": "VALUE"}
 
 
 class Told(NamedTuple):
@@ -50,7 +52,7 @@ def told(
         messages = _merged([_in_words(message) for message in messages])
     elif not tools:
         return
-    block = _block(tools) if tools else ""
+    block = _block(tools, format) if tools else ""
     if not block:
         yield Told(messages)
         return
@@ -70,7 +72,8 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
     return [evolve(user, content=f"{system.content}\n\n{user.content}"), *rest]
 
 
-def _block(tools: Sequence[Tool]) -> str:
+def _block(tools: Sequence[Tool], format: ReplyFormat) -> str:  # noqa: A002
+    behind = _BEHIND if format.source == "generic" else _BEHIND_ONE
     lines = [
         json_text(
             {
@@ -81,7 +84,26 @@ def _block(tools: Sequence[Tool]) -> str:
         )
         for tool in tools
     ]
-    return "\n".join([_BEFORE, "<tools>", *lines, "</tools>", _BEHIND, _EXAMPLE])
+    return "\n".join([_BEFORE, "<tools>", *lines, "</tools>", behind, _example(format.calls)])
+
+
+def _example(syntax: CallSyntax | None) -> str:
+    """Return a call as answers are read."""
+    if syntax is None or syntax.framed:
+        syntax = GENERIC_CALLS
+    body = json_text({syntax.name_key: "NAME", syntax.arguments_key: _GIVEN})
+    if syntax.style == "named":
+        body = f"NAME{syntax.after_name}{json_text(_GIVEN)}"
+    elif syntax.style == "tagged":
+        value_close = syntax.value_close.replace("{}", "ARGUMENT")
+        body = (
+            f"NAME{syntax.after_name}{syntax.key_open}ARGUMENT{syntax.key_close}VALUE{value_close}"
+        )
+    elif syntax.style == "literal":
+        close = CLOSING[syntax.after_name.strip()[-1]]
+        value = f"{syntax.quote}VALUE{syntax.quote}"
+        body = f"NAME{syntax.after_name}ARGUMENT{syntax.key_close}{value}{close}"
+    return f"{syntax.start}{body}{syntax.close}{syntax.section_close}"
 
 
 def _in_words(message: Message) -> Message:
