@@ -73,6 +73,7 @@ def metrics() -> str:
         "# Metrics",
         _NOTE,
         "- `uma-trio metrics` prints eight lines for a person; `uma-trio metrics --all` prints every metric.\n"
+        "- Those that count tokens, cells and batches are for operators only: their difference would be the length of a request.\n"
         '- `uma-trio metrics --json` and the request `{"type": "metrics"}` return them as JSON; '
         "the request repeats the answer with `interval_ms`. With several models those of each loaded one are in `models`; beside it are the daemon's and the default model's.\n"
         "- `uma-trio metrics --prometheus` returns them in Prometheus' text format. There the names begin with "

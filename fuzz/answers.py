@@ -71,11 +71,11 @@ class Backend(LlamaBackend):
         """Share cells, or fail."""
         return not self._broken("copy") and super().kv_copy(src, dst, first, last)
 
-    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+    def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
         """Save cells, or fail."""
-        return None if self._broken("save") else super().kv_save(slot, first, last)
+        return None if self._broken("save") else super().kv_save(slot, first, last, page)
 
-    def kv_restore(self, slot: int, saved: Saved) -> bool:
+    def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
         """Restore cells, or fail."""
         return not self._broken("restore") and super().kv_restore(slot, saved)
 

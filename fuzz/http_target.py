@@ -5,9 +5,11 @@ The connection is the real one, over a socket pair; behind it stand two paths th
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import socket
+import zlib
 from collections.abc import Callable
 from itertools import count, pairwise
 from typing import Any
@@ -204,6 +206,9 @@ _BODIES = st.sampled_from(
         b'{"input": "hi", "tools": [{"type": "x\\n"}, {"type": "function", "name": "f"}]}',
         b'{"messages": [{"role": "user", "content": [{"type": "tool_result"}]}], "system": []}',
         b"\xff",
+        gzip.compress(b"{}", mtime=0),
+        zlib.compress(b"{}"),
+        gzip.compress(b" " * 100_000, mtime=0),
     ]
 )
 _HEADERS = st.lists(
@@ -217,6 +222,10 @@ _HEADERS = st.lists(
             b"Transfer-Encoding: chunked\r\n",
             b"Expect: 100-continue\r\n",
             b"Origin: null\r\n",
+            b"Content-Type: application/x-www-form-urlencoded\r\n",
+            b"Content-Encoding: gzip\r\n",
+            b"Content-Encoding: deflate, br\r\n",
+            b"Connection: Upgrade\r\nUpgrade: websocket\r\n",
             b"Access-Control-Request-Headers: \xe9, x\r\n",
             b"Connection: close\r\n",
             b"X: " + b"a" * 300 + b"\r\n",
@@ -229,7 +238,7 @@ _HEADERS = st.lists(
 
 _PATHS = [
     *(b"/health", b"/v1/echo", b"/", b"/x y", b"*", b"/%00%zz?a=b&c", b"/health?" + b"&" * 40),
-    *(b"http://localhost/health", b"http://evil", b"https://?&"),
+    *(b"http://localhost/health", b"http://evil", b"https://?&", b"//v1/v1//echo/", b"/echo%2F"),
 ]
 
 
@@ -241,14 +250,18 @@ def _request(draw: st.DrawFn) -> bytes:
     head = method + b" " + path + b" HTTP/1.1\r\n"
     if draw(st.booleans()):
         body = draw(_BODIES)
-        sound = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        return head + sound % len(body) + body
+        sound = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+        coding = draw(st.sampled_from([b"", b"", b"gzip", b"deflate", b"zstd", b"gzip, gzip"]))
+        encoded = b"Content-Encoding: %b\r\n" % coding if coding else b""
+        return head + sound % len(body) + encoded + b"\r\n" + body
     return head + draw(_HEADERS) + b"\r\n" + draw(st.one_of(_BODIES, st.binary(max_size=8)))
 
 
 requests = st.lists(
     st.one_of(
-        st.binary(max_size=8), _request(), st.sampled_from([b"2\r\nhi\r\n0\r\n\r\n", b"\r\n"])
+        st.binary(max_size=8),
+        _request(),
+        st.sampled_from([b"2\r\nhi\r\n0\r\n\r\n", b"\r\n", b"\r", b"\n"]),
     ),
     max_size=3,
 ).map(b"".join)

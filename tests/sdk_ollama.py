@@ -97,8 +97,8 @@ def refused(client: ollama.Client) -> None:
         (400, lambda: client.chat(model="any", messages=[{"role": "user", "content": "x" * 9000}])),
         (400, lambda: list(client.chat(model="any", messages=SAID, think="much", stream=True))),
         (400, lambda: client.generate(model="any", prompt="x", images=["aGk="])),
-        (501, lambda: client.embed("any", "x")),
-        (501, lambda: client.pull("any")),
+        (400, lambda: client.embed("any", "x")),
+        (400, lambda: client.pull("any")),
     ):
         error = raised(ask)
         assert error.status_code == status, error

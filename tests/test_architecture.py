@@ -59,7 +59,7 @@ ALLOWED = {
     "uma_trio.text.constrain": {
         *("numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
     },
-    "uma_trio.http.wire.pieces": {"attrs", "msgspec", "numpy"},
+    "uma_trio.http.wire.pieces": {"attrs", "msgspec", "numpy", "uma_trio.text.surrogates"},
     "uma_trio.text.grammars": {"llguidance", "uma_trio.text.shape"},
     "uma_trio.text.shape_worker": {"llguidance", "msgspec", "uma_trio.confined", "uma_trio.text"},
     "uma_trio.text.confinement": {
@@ -103,6 +103,7 @@ ALLOWED = {
         ),
         *("uma_trio.engine.messages", "uma_trio.engine.inbox", "uma_trio.engine.records"),
         *("uma_trio.engine.playout", "uma_trio.policy.state", "uma_trio.telemetry.outlook"),
+        "uma_trio.telemetry.catalogue",
         "uma_trio.spelling",
     },
     "uma_trio.service.agent": {"trio", "uma_trio.service", "uma_trio.sockets.accepting"},
@@ -131,7 +132,9 @@ ALLOWED = {
         "uma_trio.sizes",
         "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.slices"),
+        "uma_trio.text.annotations",
     },
+    "uma_trio.http.wire.encodings": {"attrs", "backports", "compression"},
     "uma_trio.http.explain": {"msgspec", "uma_protocol", "uma_trio.http", "uma_trio.stories"},
     "uma_trio.http.generate": {
         *("attrs", "msgspec", "uma_protocol", "uma_trio.wire", "uma_trio.http"),

@@ -228,7 +228,7 @@ def test_llama_cpp_says_the_same(tmp_path: Path, debug_log: list[tuple[int, int,
             assert part is None or backend.kv_move(*part)
             moved += part is not None
         elif saved is None:
-            saved = backend.kv_save(one, 0, held) if held else None
+            saved = backend.kv_save(one, 0, held, held) if held else None
         else:
             backend.kv_remove(two)
             backend.kv_restore(two, saved)

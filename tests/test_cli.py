@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from attrs import evolve
 from cli_kit import PATIENCE_S, answer, command, double, environment, eos, refusal, run
 
 from uma_protocol import Generate, SetPriority, Token, Tool, ToolCall
@@ -553,6 +554,14 @@ def test_two_sizes_of_a_model_have_two_names() -> None:
     fake = FakeBackend()
     ready = ready_block(ReadyInfo("uma.sock", fake.model, fake.limits, "cpu", "baseline"), 1.0)
     assert "0 bytes of weights)" in ready
+
+
+def test_it_is_told_at_the_start_that_http_is_at_one_address_only() -> None:
+    fake = FakeBackend()
+    about = ReadyInfo("uma.sock", fake.model, fake.limits, "cpu", "baseline", "http://127.0.0.1:1")
+    assert "note" not in ready_block(about, 1.0)
+    missing = ready_block(evolve(about, http_missing="HTTP is served on x alone: why"), 1.0)
+    assert "  note     HTTP is served on x alone: why\n" in missing
 
 
 @pytest.mark.parametrize(

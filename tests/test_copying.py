@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,14 +35,14 @@ class Device(Machine):
         """Shapes cost something where graphs are captured."""
         return Traits(shape_costs=self.device)
 
-    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+    def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
         """Save, and let the time pass."""
         apart = self.kv_runs(slot, first, last) >= SCATTERED
         self.clock.now += (last - first) * (self.bus.scattered_s if apart else self.bus.save_s)
         self.saved += last - first
-        return super().kv_save(slot, first, last)
+        return super().kv_save(slot, first, last, page)
 
-    def kv_restore(self, slot: int, saved: Saved) -> bool:
+    def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
         """Restore, and let the time pass."""
         before = self.kv_length(slot)
         done = super().kv_restore(slot, saved)

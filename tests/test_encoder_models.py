@@ -46,7 +46,7 @@ async def test_an_encoder_is_the_only_model(tmp_path: Path) -> None:
         _, found = await asked(port, "POST", "/embedding", {"content": "a fox"})
         assert len(found[0]["embedding"][0]) == 64
         status, found = await asked(port, "POST", "/v1/rerank", {"query": "q", "documents": ["d"]})
-        assert (status, "--rerank-model" in found["error"]["message"]) == (501, True)
+        assert (status, "--rerank-model" in found["error"]["message"]) == (400, True)
         for path in ("/v1/models", "/api/tags", "/api/ps", "/props", "/slots", "/health"):
             assert (await asked(port, "GET", path))[0] == 200, path
         async with connect(tmp_path / "s") as client:

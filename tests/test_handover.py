@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -500,3 +501,52 @@ def test_a_daemon_on_a_port_is_replaced_too(folder: Path, monkeypatch: pytest.Mo
         assert daemons[-2].ended() == 0
         load.until(5)
     assert load.whole >= 10
+
+
+@pytest.mark.daemon
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_http_is_handed_over_at_both_loopback_addresses(folder: Path) -> None:
+    """A client that keeps asking at either is never refused."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    lost: list[str] = []
+    answered = Counter[str]()
+    over, counted = threading.Event(), threading.Condition()
+
+    def ask(host: str) -> None:
+        while not over.wait(0.01):
+            try:
+                with socket.create_connection((host, port), PATIENCE_S) as sock:
+                    sock.sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+                    said = sock.makefile("rb").read()
+                came = "" if said.startswith(b"HTTP/1.1 200 ") else repr(said)
+            except OSError as error:
+                came = str(error)
+            with counted:
+                answered[host] += 1
+                lost.extend([f"{host}: {came}"] if came else [])
+                counted.notify_all()
+
+    old = Running(folder / "s", f"http={port}")
+    running = [old]
+    threads = [threading.Thread(target=ask, args=(host,)) for host in ("127.0.0.1", "::1")]
+    try:
+        old.ready()
+        for thread in threads:
+            thread.start()
+        for _ in range(2):
+            running.append(Running(folder / "s", f"http={port}", "replace=1"))
+            running[-1].ready()
+            assert running[-2].ended() == 0
+        with counted:
+            before = answered.copy()
+            counted.wait_for(lambda: len(answered - before) == 2 or lost, PATIENCE_S)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        for daemon in running:
+            daemon.process.kill()
+            daemon.ended()
+    assert not lost
+    assert answered.keys() == {"127.0.0.1", "::1"}

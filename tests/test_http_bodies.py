@@ -75,6 +75,7 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/completion": _PLAIN,
     "/responses": {"input": "hi", "max_output_tokens": 3},
     "/responses/input_tokens": {"input": "hi"},
+    "/responses/compact": {"model": "m", "input": "hi", "max_output_tokens": 3},
     "/messages": {"model": "m", **_CHAT},
     "/messages/count_tokens": {"model": "m", **_CHAT},
     "/tokenize": {"content": "hi"},
@@ -260,7 +261,8 @@ def test_no_slice_of_reading_what_nobody_knows_is_larger_than_its_bound(path: st
 
 
 _LONG = {
-    "/chat/completions": {"messages": _messages(1500, "text " * 4), "tools": FUNCTIONS, "verbose": True},
+    "/chat/completions": {"messages": _messages(1500, "text " * 4), "tools": FUNCTIONS, "verbose": True,
+                          "stop": ["a" * n for n in range(129, 257)]},
     "/completions": {"prompt": [65] * 3000, "echo": True, "logprobs": 20, "verbose": True},
     "/completion": {"prompt": [34] * 32_000, "response_fields": ["prompt", "content"], "n_probs": 20},
     "/responses": {"input": "hi", "tools": FLAT, "instructions": "be good " * 900,

@@ -251,7 +251,7 @@ async def test_reasoning_that_was_cut_off_goes_on(autojump_clock: MockClock, how
         ({"n": 0}, "n"),
         ({"n": 100}, "n"),
         ({"stop": [1]}, "stop[0]"),
-        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x"] * 129}, "stop"),
         ({"logit_bias": {"x": "1"}}, "logit_bias.text"),
         ({"logit_bias": {"1": True}}, "logit_bias.1"),
         ({"logit_bias": [[1, -1], [2]]}, "logit_bias[1]"),

@@ -20,6 +20,7 @@ from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.http import status
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Head
+from uma_trio.http.wire.settings import Settings
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -168,7 +169,7 @@ async def test_no_part_of_a_stream_ends_it_but_the_last(autojump_clock: MockCloc
     server.next_event()
     head, who = Head("GET", "/", {}, {}), Principal(connection=1)
     writer = Writer(transport, stall_timeout_s=1, lost=lambda: None, stalled=lambda: None)
-    exchange = Exchange(head, who, 1, b"", lambda: None, server, writer, (), 15)
+    exchange = Exchange(head, who, 1, b"", lambda: None, server, writer, (), Settings())
     client = Client(ours)
     await client.send_bytes(
         client.http.send(h11.Request(method="GET", target="/", headers=[("Host", "localhost")]))

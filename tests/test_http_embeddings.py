@@ -263,10 +263,10 @@ async def test_a_bad_question_about_documents_is_named(
 async def test_without_such_a_model_the_flag_is_named(
     autojump_clock: MockClock, path: str, option: str
 ) -> None:
-    """501, since the daemon serves the path with it."""
+    """400, since no retry can help."""
     async with http_house() as daemon:
         answer = await daemon.ask("POST", path, {"input": "a", "query": "q", "documents": ["a"]})
-        assert answer.status == 501
+        assert answer.status == 400
         assert option in answer.error["message"]
 
 

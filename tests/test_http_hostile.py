@@ -42,6 +42,11 @@ def h11_get() -> h11.Request:
     return h11.Request(method="GET", target="/", headers=[("Host", "x")])
 
 
+OWN_PAGE = b"Origin: http://localhost\r\n"
+FORM = b"Content-Type: application/x-www-form-urlencoded\r\n"
+NO_TYPE = b"Content-Type: \r\n"
+
+
 def post(headers: bytes = b"", body: bytes = BODY, path: bytes = b"/v1/chat/completions") -> bytes:
     """Return a request's bytes; a Content-Type and the length are added where none is given."""
     lower = b"\n" + headers.lower()
@@ -79,8 +84,21 @@ REFUSED = {
         403,
     ),
     "a form's text/plain": (post(b"Content-Type: text/plain\r\n"), 415),
-    "a form": (post(b"Content-Type: application/x-www-form-urlencoded\r\n"), 415),
-    "no kind of body": (post(b"Content-Type: \r\n"), 415),
+    "a form's text/plain of our own page": (post(OWN_PAGE + b"Content-Type: text/plain\r\n"), 415),
+    "a form of our own page": (post(OWN_PAGE + FORM), 415),
+    "a form of another page": (post(b"Origin: https://evil.example\r\n" + FORM), 403),
+    "a form of a page without a name": (post(b"Origin: null\r\n" + FORM), 403),
+    "a form of another site": (post(b"Sec-Fetch-Site: cross-site\r\n" + FORM), 403),
+    "a form of the same site": (post(b"Sec-Fetch-Site: same-site\r\n" + FORM), 415),
+    "a form of the same origin": (post(b"Sec-Fetch-Site: same-origin\r\n" + FORM), 415),
+    "a form that was typed in": (post(b"Sec-Fetch-Site: none\r\n" + FORM), 415),
+    "a form under a name of somebody's DNS": (post(b"Host: evil.example\r\n" + FORM), 403),
+    "a form with parts": (post(b"Content-Type: multipart/form-data; boundary=x\r\n"), 415),
+    "no kind of body, of our own page": (post(OWN_PAGE + NO_TYPE), 415),
+    "no kind of body, of another site": (post(b"Sec-Fetch-Site: cross-site\r\n" + NO_TYPE), 403),
+    "no kind of body, of the same site": (post(b"Sec-Fetch-Site: same-site\r\n" + NO_TYPE), 415),
+    "two kinds of body": (post(FORM + JSON), 415),
+    "a form's fields": (post(FORM, b"messages=hi&max_tokens=1"), 400),
     "smuggling: length and chunks": (
         post(b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n"),
         400,
@@ -196,7 +214,18 @@ async def test_another_version_is_refused_with_the_one_to_send(autojump_clock: M
 
 UPGRADE = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: "
 HARMLESS = {
-    "to a WebSocket": get(headers=UPGRADE + b"websocket\r\nSec-WebSocket-Version: 13\r\n"),
+    "to a WebSocket, by a post": post(UPGRADE + b"websocket\r\n"),
+    "to a WebSocket, without saying so to proxies": get(
+        headers=b"Host: localhost\r\nUpgrade: websocket\r\n"
+    ),
+    "to nothing": get(headers=b"Host: localhost\r\nConnection: Upgrade\r\n"),
+    "to TLS": get(headers=UPGRADE + b"TLS/1.2\r\n"),
+    "an empty line before it": b"\r\n" + get(),
+    "several": b"\r\n\n\r\n" + get(),
+    "a form of curl": post(FORM),
+    "a form of curl in UTF-8": post(FORM.replace(b"\r", b"; charset=UTF-8\r").upper()),
+    "no kind of body": post(NO_TYPE),
+    "no header for the kind of body": post().replace(JSON, b""),
     "to HTTP/2": get(headers=UPGRADE + b"h2c\r\nHTTP2-Settings: AAMAAABk\r\n"),
     "a post to HTTP/2": post(UPGRADE + b"h2c\r\n"),
     "an extension of a chunk": post(
@@ -221,6 +250,93 @@ async def test_what_a_server_may_pass_over_is_passed_over(
         assert answer.status == 200
         assert "upgrade" not in answer.headers
         assert (await client.ask("GET", "/health")).json == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/responses",
+        "/v1/chat/completions",
+        "/",
+        "/v1/models",
+        "/nowhere",
+        "/v1/realtime?model=x",
+    ],
+)
+@pytest.mark.parametrize("also", [b"", b"h2c, "])
+async def test_the_handshake_of_a_websocket_is_told_what_to_send(
+    autojump_clock: MockClock, path: str, also: bytes
+) -> None:
+    """At once and on every path, so that a client falls back; the connection goes on."""
+    headers = (
+        b"Host: localhost\r\nConnection: keep-alive, Upgrade\r\nUpgrade: %bWebSocket\r\n" % also
+    )
+    async with http_house() as daemon:
+        client = daemon.connect()
+        client.http.send(h11_get())
+        client.http.send(h11.EndOfMessage())
+        more = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        await client.send_bytes(get(path.encode(), headers + more))
+        answer = await client.answer()
+        assert answer.status == 426
+        assert answer.headers["upgrade"] == "HTTP/1.1"
+        assert "upgrade" in answer.headers["connection"].lower()
+        assert "stream: true" in answer.error["message"]
+        assert (await client.ask("GET", "/health")).json == {"status": "ok"}
+
+
+async def test_the_handshake_of_another_page_is_refused(autojump_clock: MockClock) -> None:
+    async with http_house() as daemon:
+        page = b"Origin: https://evil.example\r\n"
+        answer = await raw(daemon, get(headers=UPGRADE + b"websocket\r\n" + page))
+        assert answer is not None
+        assert answer.status == 403
+
+
+@pytest.mark.parametrize("split", [1, 2, 3, 4])
+async def test_an_empty_line_may_come_in_parts(autojump_clock: MockClock, split: int) -> None:
+    """Also behind a body, where older clients send one that they do not count."""
+    async with http_house() as daemon:
+        client = daemon.connect(by_socket=True)  # TCP would wait with the second part
+        client.http.send(h11_get())
+        client.http.send(h11.EndOfMessage())
+        data = b"\r\n\r\n" + get()
+        await client.send_bytes(data[:split])
+        await trio.sleep(1)
+        await client.send_bytes(data[split:])
+        assert (await client.answer()).status == 200
+        await client.send("POST", "/v1/chat/completions", CHAT)
+        await client.send_bytes(b"\r\n")
+        assert (await client.answer()).status == 200
+        assert (await client.ask("GET", "/health")).status == 200
+
+
+async def test_nothing_but_empty_lines_is_no_request(autojump_clock: MockClock) -> None:
+    """They keep no connection open, and are not answered."""
+    async with http_house() as daemon:
+        client = daemon.connect()
+        began = trio.current_time()
+
+        async def send() -> None:
+            while True:
+                await client.send_bytes(b"\r\n" * 100)
+                await trio.sleep(5)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            assert await client.is_closed()
+            nursery.cancel_scope.cancel()
+        assert trio.current_time() - began == pytest.approx(75, abs=2)
+
+
+@pytest.mark.parametrize("data", [b"\rGET / HTTP/1.1\r\n\r\n", b"\r\r\n\r\n", b" \r\n" + get()])
+async def test_what_only_looks_like_an_empty_line_is_refused(
+    autojump_clock: MockClock, data: bytes
+) -> None:
+    async with http_house() as daemon:
+        answer = await raw(daemon, data)
+        assert answer is not None
+        assert answer.status == 400
 
 
 @pytest.mark.parametrize(

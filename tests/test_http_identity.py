@@ -155,7 +155,7 @@ async def test_cache_prompt_false_leaves_nothing_behind(autojump_clock: MockCloc
 
 
 async def test_only_ones_own_request_can_be_moved(autojump_clock: MockClock) -> None:
-    """By its handle or its id; a stranger is told that it is another's."""
+    """By its handle or its id; a stranger is not told that it is there."""
     async with http_house() as daemon:
         busy = await stream(daemon, ALICE)
         (running,) = await daemon.inner.service.running()
@@ -164,8 +164,7 @@ async def test_only_ones_own_request_can_be_moved(autojump_clock: MockClock) -> 
             for who in (BOB, UNKNOWN):
                 daemon.peer = who
                 refused = await daemon.ask("POST", "/priority", asked)
-                assert (refused.status, refused.error["uma_code"]) == (403, "E_AUTH_002")
-                assert refused.error["code"] == "not_your_request"
+                assert (refused.status, refused.error["code"]) == (404, "request_not_found")
             assert (await daemon.inner.service.running())[0].report.lane == "interactive"
         daemon.peer = ALICE
         assert (await daemon.ask("POST", "/priority", asked)).status == 200
@@ -196,7 +195,7 @@ async def test_an_admin_key_can_move_any_and_another_key_its_own(autojump_clock:
             key: (await daemon.ask("POST", "/priority", asked, x_api_key=key)).status
             for key in ("two", "one", "root", "none")
         }
-        assert found == {"two": 403, "one": 200, "root": 200, "none": 401}
+        assert found == {"two": 404, "one": 200, "root": 200, "none": 401}
         assert (await daemon.ask("POST", "/load", {}, x_api_key="one")).status == 403
         assert (await daemon.ask("POST", "/load", {}, x_api_key="root")).status == 400
         busy.close()

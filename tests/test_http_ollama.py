@@ -306,7 +306,9 @@ def test_results_find_their_calls() -> None:
         {"role": "tool", "tool_name": "f", "content": "5"},
     ]
     turn = {"role": "assistant", "thinking": "t", "tool_calls": made}
-    found = messages_of([{"role": "user", "content": "x", "images": []}, turn, *results])
+    unseen: list[str] = []
+    user = {"role": "user", "content": "x", "images": []}
+    found = messages_of([user, turn, *results], unseen.append)
     calls = (
         *(Call(f"call_{n}", name, '{"é": 1}') for n, name in ((1, "f"), (2, "g"), (3, "f"))),
         Call("mine", "h", "{}"),
@@ -400,10 +402,10 @@ async def test_a_key_and_a_stopping_daemon_are_told_of(autojump_clock: MockClock
 async def test_what_is_not_served_says_so(
     autojump_clock: MockClock, method: str, path: str
 ) -> None:
-    """501, and why."""
+    """400, and why: no retry can help."""
     async with http_house() as daemon:
         answer = await daemon.ask(method, path, {"model": "any"})
-        assert (answer.status, type(answer.json["error"])) == (501, str)
+        assert (answer.status, type(answer.json["error"])) == (400, str)
 
 
 # --- models ---
@@ -487,6 +489,6 @@ async def test_programs_that_ask_whether_it_runs_are_told(autojump_clock: MockCl
 
 
 def test_images_are_refused_wherever_they_stand() -> None:
-    """In any message."""
+    """In any message but the result of a tool."""
     with pytest.raises(Wrong):
-        messages_of([*SAID, {"role": "tool", "content": "x", "images": ["aGk="]}])
+        messages_of([*SAID, {"role": "assistant", "content": "x", "images": ["aGk="]}], [].append)

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from http_kit import http_house
+from llguidance import LLMatcher
 from trio.testing import MockClock
+
+from uma_trio.text.annotations import FORMATS
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {
@@ -121,7 +124,26 @@ async def test_a_shape_that_says_nothing_changes_nothing(
             "response_format",
             '"not", which cannot be enforced',
         ),
-        ({"json_schema": {"uniqueItems": True, "type": "array"}}, "json_schema", '"uniqueItems"'),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"strict": True, "schema": {"uniqueItems": True}},
+                }
+            },
+            "response_format",
+            '"uniqueItems"',
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"strict": True, "schema": {"format": "password"}},
+                }
+            },
+            "response_format",
+            "password",
+        ),
         ({"json_schema": 5}, "json_schema", "an object"),
         ({"json_schema": "{"}, "json_schema", "is not usable"),
         ({"grammar": "root ::= ("}, "grammar", "is not usable"),
@@ -131,11 +153,6 @@ async def test_a_shape_that_says_nothing_changes_nothing(
         ({"structured_outputs": {"regex": 5}}, "structured_outputs", "must be a string"),
         ({"guided_choice": []}, "guided_choice", "a list of 1 to 256"),
         ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar", "cannot be combined with"),
-        (
-            {"guided_regex": "a", "ignore_eos": True},
-            "ignore_eos",
-            "cannot be combined with guided_regex",
-        ),
     ],
     ids=str,
 )
@@ -170,3 +187,133 @@ async def test_a_schema_nested_beyond_reason_is_refused(autojump_clock: MockCloc
     async with http_house() as daemon:
         answer = await daemon.ask("POST", CHAT, {**HELLO, "json_schema": deep})
         assert answer.status == 400
+
+
+JSON_OBJECT = {"type": "json_object"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
+    "/v1/completions": {"prompt": "x", "max_tokens": 4},
+    "/completion": {"prompt": "x", "n_predict": 4},
+    "/v1/responses": {"input": "x", "max_output_tokens": 4},
+    "/v1/responses/input_tokens": {"input": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
+    "/api/chat": {
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": False,
+        "options": {"num_predict": 4},
+    },
+    "/api/generate": {"prompt": "x", "stream": False, "options": {"num_predict": 4}},
+}
+SISTERS: dict[str, Any] = {
+    "response_format": JSON_OBJECT,
+    "json_schema": {"type": "object"},
+    "grammar": 'root ::= "a"',
+    "structured_outputs": {"regex": "a"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": 'root ::= "a"',
+    "format": "json",
+    "text": {"format": JSON_OBJECT},
+    "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "output_format": {"type": "json_schema", "schema": {"type": "object"}},
+    "regex": "a",
+    "ebnf": 'root ::= "a"',
+    "extra_body": {"guided_regex": "a"},
+    "nvext": {"guided_json": {"type": "object"}},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_shape_by_the_name_of_another_api_is_never_ignored(
+    path: str, autojump_clock: MockClock
+) -> None:
+    async with http_house() as daemon:
+        for name, value in SISTERS.items():
+            answer = await daemon.ask("POST", path, {**BODIES[path], name: value})
+            if answer.status == 200:
+                assert name not in answer.headers.get("x-uma-ignored", "")
+            else:
+                assert answer.status == 400
+                assert name in answer.body.decode()
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_asks_for_no_shape_is_not_refused(path: str, autojump_clock: MockClock) -> None:
+    """Some clients send the fields of several APIs with the values that change nothing."""
+    nothing = {
+        "response_format": {"type": "text"},
+        "format": "",
+        "text": {"verbosity": "low"},
+        "output_config": {},
+        "grammar": "",
+        "guided_choice": None,
+        "extra_body": {"top_k": 1},
+    }
+    async with http_house() as daemon:
+        answer = await daemon.ask("POST", path, {**BODIES[path], **nothing})
+        assert answer.status == 200, answer.body
+
+
+async def test_the_name_of_this_api_is_told(autojump_clock: MockClock) -> None:
+    async with http_house() as daemon:
+        body = {**BODIES["/v1/responses"], "response_format": JSON_OBJECT}
+        error = (await daemon.ask("POST", "/v1/responses", body)).error
+        assert (error["param"], "text.format" in error["message"]) == ("response_format", True)
+
+
+ACCOUNT = {
+    "type": "object",
+    "properties": {
+        "password": {"type": "string", "format": "password", "maxLength": 4},
+        "amount": {"type": "string", "format": "decimal", "maxLength": 4},
+        "id": {"type": "integer", "format": "int64", "minimum": 0, "maximum": 9},
+        "day": {"type": "string", "format": "date"},
+        "format": {"enum": [{"format": "binary"}]},
+        "tags": {
+            "type": "array",
+            "items": {"enum": ["a", "b"]},
+            "maxItems": 2,
+            "uniqueItems": True,
+        },
+        "more": {"type": "array", "maxItems": 0, "uniqueItems": False},
+    },
+    "required": ["password", "amount", "id", "day", "format", "tags", "more"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": ACCOUNT}}}),
+        (CHAT, {"guided_json": json.dumps(ACCOUNT)}),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "schema": ACCOUNT}}}),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": ACCOUNT}}),
+        ("/api/chat", {"format": ACCOUNT}),
+    ],
+    ids=str,
+)
+async def test_what_only_annotates_is_left_out_and_named(
+    path: str, fields: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    """What pydantic and OpenAPI write of passwords, files and sets; all else is enforced."""
+    async with http_house() as daemon:
+        body = {**BODIES[path], **fields}
+        body.update({"options": {"num_predict": 400}} if path.startswith("/api") else {})
+        for most in {"max_tokens", "max_output_tokens"} & body.keys():
+            body[most] = 400
+        answer = await daemon.ask("POST", path, body)
+        assert answer.status == 200, answer.body
+        named = answer.headers["x-uma-loosened"]
+        assert named == "format:password, format:decimal, uniqueItems"
+        if path == CHAT:
+            said = json.loads(answer.json["choices"][0]["message"]["content"])
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", said["day"])
+            assert said["format"] == {"format": "binary"}
+
+
+def test_formats_that_are_enforced_are_known() -> None:
+    for name in sorted(FORMATS):
+        grammar = LLMatcher.grammar_from_json_schema({"type": "string", "format": name})
+        assert not LLMatcher.validate_grammar(grammar), name

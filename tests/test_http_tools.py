@@ -287,28 +287,6 @@ async def test_what_is_nested_too_deeply_is_refused(autojump_clock: MockClock, p
             assert "nested too deeply" in answer.json["error"]["message"]
 
 
-async def test_a_call_that_a_stop_string_cut_is_not_to_be_made(autojump_clock: MockClock) -> None:
-    """Its arguments are half of what they should be; a stop string behind a call changes nothing."""
-    async with house(CALL) as daemon:
-        cut = await asked(daemon, stop="what")
-        assert cut.json["choices"][0]["finish_reason"] == "stop"
-        whole = await asked(daemon, stop="</tool_call>")
-        assert whole.json["choices"][0]["finish_reason"] == "tool_calls"
-        item = (
-            await daemon.ask(
-                "POST",
-                "/v1/responses",
-                {
-                    "input": "hi",
-                    "temperature": 0,
-                    "stop": "what",
-                    "tools": [{"type": "function", **LOOK["function"]}],
-                },
-            )
-        ).json["output"][0]
-        assert (item["type"], item["status"]) == ("function_call", "incomplete")
-
-
 async def test_tools_and_a_shape_do_not_go_together(autojump_clock: MockClock) -> None:
     """An answer cannot be both; with calls ruled out it can."""
     async with house("{}") as daemon:
@@ -429,3 +407,14 @@ async def test_a_check_that_failed_by_chance_is_to_be_tried_again(
     assert answer.status == 429
     assert answer.headers["retry-after"] == "1"
     assert answer.json["error"]["message"] == "tools waited for others; try again"
+
+
+async def test_512_tools_are_offered_and_513_are_not(autojump_clock: MockClock) -> None:
+    tools = [{"type": "function", "function": {"name": f"t{n}"}} for n in range(513)]
+    call = '<tool_call>\n{"name": "t511", "arguments": {}}\n</tool_call>'
+    async with house(call, n_ctx=65_536) as daemon:
+        choice = (await asked(daemon, tools=tools[:512])).json["choices"][0]
+        assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["t511"]
+        refused = await asked(daemon, tools=tools)
+        assert (refused.status, refused.error["param"]) == (400, "tools")
+        assert "512" in refused.error["message"]

@@ -221,7 +221,10 @@ def test_saved_cells_come_back_in_another_slot(backend: Backend) -> None:
     leaf = backend.limits.leaf_ids[3]
     assert backend.kv_copy(0, leaf, 0, 150)
     bounds = [(0, 64), (64, 128), (128, 150)]
-    pages = [backend.kv_save(seq, *page) for seq, page in zip((0, leaf, leaf), bounds, strict=True)]
+    pages = [
+        backend.kv_save(seq, *page, N_CTX)
+        for seq, page in zip((0, leaf, leaf), bounds, strict=True)
+    ]
     backend.kv_remove(0)
     backend.kv_remove(leaf)
     feed(backend, 1, text(4, 70))
@@ -238,7 +241,7 @@ def test_saving_leaves_everything_as_it_was(backend: Backend) -> None:
     want = feed(backend, 0, tokens + own)
     feed(backend, 1, tokens)
     high = backend.kv_high_water()
-    assert backend.kv_save(1, 0, 64) is not None
+    assert backend.kv_save(1, 0, 64, N_CTX) is not None
     assert backend.kv_high_water() == high
     np.testing.assert_array_equal(go_on(backend, 1, own), want)
 
@@ -247,13 +250,13 @@ def test_saving_leaves_everything_as_it_was(backend: Backend) -> None:
 def test_what_is_not_held_is_not_saved(backend: Backend, first: int, last: int) -> None:
     """None, for parts that reach beyond, or are nothing."""
     feed(backend, 0, text(1, 20))
-    assert backend.kv_save(0, first, last) is None
+    assert backend.kv_save(0, first, last, N_CTX) is None
 
 
 def test_what_does_not_belong_behind_a_slot_is_not_restored(backend: Backend) -> None:
     """The slot keeps what it had, and goes on with it."""
     want = feed(backend, 0, text(1, 50))
-    pages = [backend.kv_save(0, 0, 20), backend.kv_save(0, 20, 40)]
+    pages = [backend.kv_save(0, 0, 20, N_CTX), backend.kv_save(0, 20, 40, N_CTX)]
     backend.kv_remove(0)
     for slot, page in ((1, pages[1]), (2, pages[0])):
         assert page is not None
@@ -267,7 +270,7 @@ def test_what_does_not_belong_behind_a_slot_is_not_restored(backend: Backend) ->
 def test_a_restore_without_room_fails_and_changes_nothing(backend: Backend) -> None:
     """One cell less than it needs."""
     feed(backend, 0, text(1, 60))
-    page = backend.kv_save(0, 0, 60)
+    page = backend.kv_save(0, 0, 60, N_CTX)
     assert page is not None
     backend.kv_remove(0)
     feed(backend, 1, text(2, N_CTX - 59))
@@ -331,7 +334,7 @@ def test_the_end_of_a_sequence_can_be_gone_on_from_whatever_was_lost(windowed: B
 def test_saved_cells_of_a_window_come_back(windowed: Backend) -> None:
     """Saved at its end, a sequence goes on from there."""
     want = feed(windowed, 0, [*text(1, 100), 97])
-    page = windowed.kv_save(0, 0, 100)
+    page = windowed.kv_save(0, 0, 100, N_CTX)
     windowed.kv_remove(0)
     assert page is not None
     assert windowed.kv_restore(1, page)
@@ -346,18 +349,18 @@ def test_a_memory_that_cannot_go_back_has_no_leaves() -> None:
     assert not backend.limits.can_go_back
     assert not backend.limits.leaf_ids
     assert not backend.kv_copy(0, 1, 0, 20)
-    assert backend.kv_save(0, 0, 20) is None
+    assert backend.kv_save(0, 0, 20, N_CTX) is None
 
 
 def test_injected_failures_change_nothing() -> None:
     """The fake's copy, save and restore fail when told to."""
     backend = FakeBackend()
     feed(backend, 0, text(1, 20))
-    page = backend.kv_save(0, 0, 20)
+    page = backend.kv_save(0, 0, 20, N_CTX)
     assert page is not None
     backend.kv_fails = lambda _verb: True
     assert not backend.kv_copy(0, 1, 0, 20)
-    assert backend.kv_save(0, 0, 20) is None
+    assert backend.kv_save(0, 0, 20, N_CTX) is None
     assert not backend.kv_restore(1, page)
     assert backend.kv_length(1) == 0
     assert backend.used_cells == 20
@@ -367,6 +370,6 @@ def test_what_another_model_saved_is_refused() -> None:
     """The fake knows its own by its key."""
     one, two = FakeBackend(key=1), FakeBackend(key=2)
     feed(one, 0, text(1, 20))
-    page = one.kv_save(0, 0, 20)
+    page = one.kv_save(0, 0, 20, N_CTX)
     assert page is not None
     assert not two.kv_restore(0, page)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from uma_trio import wiring_http
 from uma_trio.cli.check_place import check_http
 from uma_trio.cli.launch import environment, is_welcome, unreachable
 from uma_trio.cli.main import apart
@@ -17,6 +18,9 @@ from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
 from uma_trio.http.wire.settings import KeyFileUnusable, read_keys
 from uma_trio.sockets.address import Address, parse_address
+from uma_trio.sockets.handover import Handed
+from uma_trio.sockets.listener import Listeners
+from uma_trio.sockets.port import PortUnusable, bound
 from uma_trio.wiring_http import http_port, http_settings
 
 
@@ -55,6 +59,36 @@ def test_a_program_finds_the_daemon_by_every_usual_name(tmp_path: Path) -> None:
     assert found["OPENAI_API_KEY"] == found["ANTHROPIC_AUTH_TOKEN"] == "none"
     assert found["ANTHROPIC_BASE_URL"] == found["OLLAMA_HOST"] == "http://127.0.0.1:8080"
     assert environment(address, key_file(tmp_path))["OPENAI_API_KEY"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("inherited", "hosts"),
+    [
+        ({}, "127.0.0.1,localhost,::1"),
+        (
+            {"NO_PROXY": "corp.example, 10.0.0.0/8"},
+            "corp.example,10.0.0.0/8,127.0.0.1,localhost,::1",
+        ),
+        ({"no_proxy": "localhost,a"}, "localhost,a,127.0.0.1,::1"),
+        ({"NO_PROXY": "a", "no_proxy": "b"}, "a,b,127.0.0.1,localhost,::1"),
+        ({"NO_PROXY": ""}, "127.0.0.1,localhost,::1"),
+        ({"no_proxy": "*"}, "*"),
+    ],
+)
+def test_a_program_asks_no_proxy_for_a_daemon_of_this_machine(
+    inherited: dict[str, str], hosts: str
+) -> None:
+    found = environment(parse_address("8080"), None, inherited)
+    assert found["NO_PROXY"] == found["no_proxy"] == hosts
+
+
+def test_a_further_loopback_address_is_asked_without_a_proxy() -> None:
+    found = environment(parse_address("127.0.0.2:8080"), None, {})
+    assert found["NO_PROXY"] == "127.0.0.2,127.0.0.1,localhost,::1"
+
+
+def test_a_proxy_may_lead_to_a_daemon_elsewhere() -> None:
+    assert "NO_PROXY" not in environment(parse_address("box.lan:8080"), None, {"NO_PROXY": "a"})
 
 
 def test_nobody_at_a_port_is_noticed() -> None:
@@ -152,6 +186,118 @@ def test_the_settings_name_who_may_come() -> None:
     assert settings.origins == {"http://x:3000", "app://y"}
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("http_origin", "*", "every web page that is open"),
+        ("http_origin", "http://a:1,*", "every web page that is open"),
+        ("http_origin", "null", "sandboxed frame"),
+        ("http_origin", "http://*.example.com", "is a pattern"),
+        ("http_origin", "app://obsidian.md*", "is a pattern"),
+        ("http_origin", "example.com", "SCHEME://HOST"),
+        ("http_origin", "localhost:3000", "SCHEME://HOST"),
+        ("http_origin", "http://a/page", "SCHEME://HOST"),
+        ("http_origin", "http://a:port", "SCHEME://HOST"),
+        ("http_origin", "http://a b", "SCHEME://HOST"),
+        ("http_origin", "http://", "SCHEME://HOST"),
+        ("http_host", "*", "every web page could have its own name"),
+        ("http_host", "http://box", "without http://"),
+        ("http_host", "box:8080", "without http://"),
+    ],
+)
+def test_an_origin_or_a_host_that_no_request_has_is_refused(
+    option: str, value: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        load({option: value}, env={})
+    assert str(caught.value).startswith(f"--{option.replace('_', '-')}: ")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "localhost",
+        "http://x:3000/",
+        "app://obsidian.md",
+        "chrome-extension://abc",
+        "http://[::1]:3",
+    ],
+)
+def test_an_origin_as_browsers_send_it_is_taken(origin: str) -> None:
+    settings = http_settings(load({"http_origin": origin}, env={}))
+    assert settings.origins == {origin.rstrip("/")}
+
+
+needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+
+
+def free_port() -> int:
+    """Return a port that is free at both loopback addresses, as far as one can tell."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def hosts_of(port: Listeners) -> list[str]:
+    """Return the addresses that a front listens on."""
+    return [each.sock.getsockname()[0] for each in port.all]
+
+
+@needs_ipv6
+@pytest.mark.parametrize("typed", ["{}", "localhost:{}", "127.0.0.1:{}", "[::1]:{}"])
+def test_a_port_is_served_at_both_loopback_addresses(typed: str) -> None:
+    with http_port(load({"http": typed.format(free_port())}, env={})) as port:
+        assert port is not None
+        assert sorted(hosts_of(port)) == ["127.0.0.1", "::1"]
+        assert not port.missing
+
+
+def test_another_address_is_served_alone(tmp_path: Path) -> None:
+    for typed in (f"127.0.0.2:{free_port()}", f"0.0.0.0:{free_port()}", f"unix:{tmp_path}/x"):
+        keys = {"http_key_file": str(key_file(tmp_path))}
+        with http_port(load({"http": typed, **keys}, env={})) as port:
+            assert port is not None
+            assert len(port.all) == 1
+
+
+@needs_ipv6
+def test_it_is_said_that_only_one_loopback_address_is_served() -> None:
+    """Somebody else has the port at the other one."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        number = taken.getsockname()[1]
+        with http_port(load({"http": str(number)}, env={})) as port:
+            assert port is not None
+            assert hosts_of(port) == ["127.0.0.1"]
+            assert f"[::1]:{number}: something else listens there" in port.missing
+
+
+def test_a_machine_without_ipv6_is_served_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_ipv6(address: Address, flag: str) -> socket.socket:
+        if address.host == "::1":
+            raise PortUnusable("Cannot assign requested address", is_missing=True)
+        return bound(address, flag)
+
+    monkeypatch.setattr(wiring_http, "bound", no_ipv6)
+    with http_port(load({"http": str(free_port())}, env={})) as port:
+        assert port is not None
+        assert hosts_of(port) == ["127.0.0.1"]
+        assert not port.missing
+
+
+@needs_ipv6
+def test_sockets_that_were_handed_over_are_used_by_their_names() -> None:
+    """Also if the next daemon names the other address; what it does not serve is closed."""
+    number = free_port()
+    with http_port(load({"http": str(number)}, env={})) as old:
+        assert old is not None
+        for typed, used in ((f"[::1]:{number}", 2), (str(free_port()), 0)):
+            handed = {each.path: Handed("http", each.path, each.sock.dup()) for each in old.all}
+            with http_port(load({"http": typed}, env={}), None, handed) as new:
+                assert new is not None
+                ours = [each.sock for each in new.all]
+                assert sum(one.sock in ours for one in handed.values()) == used
+                assert all(one.sock.fileno() == -1 for one in handed.values() if not used)
+
+
 def test_doctor_looks_at_the_port(tmp_path: Path) -> None:
     """Free, taken by somebody else, open to others, with keys that cannot be used, or off."""
 
@@ -164,6 +310,10 @@ def test_doctor_looks_at_the_port(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         taken.close()
         assert found(http=port) == ("ok", f"http://127.0.0.1:{port} is free")
+    if socket.has_dualstack_ipv6():
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+            port = str(taken.getsockname()[1])
+            assert f"but not http://[::1]:{port}" in found(http=port)[1]
     assert found(http="0.0.0.0:9")[0] == "blocks"
     assert found(http="9", http_key_file=str(tmp_path / "no"))[0] == "blocks"
     assert found(http=f"unix:{tmp_path}/x")[0] == "ok"

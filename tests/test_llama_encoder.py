@@ -17,6 +17,7 @@ pytest.importorskip("gguf")
 from models.encoders import EncoderShape, write_encoder
 from models.synthetic import PRESETS, write_model
 from uma_trio import wiring_encoders
+from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend.base import FloatArray, IntArray, ModelError
 from uma_trio.backend.llama_encoder import LlamaEncoder
 from uma_trio.backend.llama_probe import probe
@@ -110,6 +111,20 @@ def test_what_would_end_the_process_is_an_error_before(
     """llama.cpp asserts that a step fits."""
     with pytest.raises(ValueError, match="token"):
         encoder.begin([np.full(n, 5, np.int32) for n in lengths])
+
+
+def test_a_step_that_is_dropped_writes_no_error(encoder: LlamaEncoder) -> None:
+    """llama.cpp calls it a failure; it is what a cancelled request asks for."""
+    lines: list[str] = []
+    lib.set_log_sink(lambda _level, line: lines.append(line))
+    try:
+        encoder._parts._node_s[:] = 1.0
+        encoder.begin(texts(encoder, "a text that is given up"))
+        assert encoder.advance(0.0) is None
+        encoder.drop()
+    finally:
+        lib.set_log_sink(None)
+    assert not lines
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

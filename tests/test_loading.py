@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -54,10 +54,10 @@ class LoadingHouse:
 
 @asynccontextmanager
 async def loading_house(
-    monkeypatch: pytest.MonkeyPatch, **changes: Any
+    monkeypatch: pytest.MonkeyPatch, http: Mapping[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[LoadingHouse]:
-    """Run it in virtual time; `changes` are of the configuration of `code`."""
-    async with http_house() as house, trio.open_nursery() as nursery:
+    """Run it in virtual time; `changes` are of the configuration of `code`, `http` are settings of that side."""
+    async with http_house(**(http or {})) as house, trio.open_nursery() as nursery:
         inner = house.inner
         backend, wakeup = FakeBackend(key=2, n_ctx=512, cost=linear_cost(TICK_S, 0.0)), Wakeup()
         made: LoadingHouse

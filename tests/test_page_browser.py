@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,66 @@ def test_the_policy_holds_in_a_browser(browser: Any, slow: str) -> None:
     )
     assert page.title() == "uma-trio"
     found.context.close()
+
+
+ATTACK = """<!doctype html><meta name=referrer content=POLICY><iframe name=f></iframe><script>
+const json = '{"prompt": "a", "max_tokens": 1}', bytes = new TextEncoder().encode(json);
+const typed = (type) => new Blob([json], {type}), form = "application/x-www-form-urlencoded";
+const to = (body) => fetch("TARGET", {method: "POST", mode: "no-cors", body}).catch(() => 0);
+[json, bytes, typed(""), typed(form), new URLSearchParams({[json]: ""})].forEach(to);
+navigator.sendBeacon("TARGET", bytes);
+navigator.sendBeacon("TARGET", typed(form));
+for (const enctype of ["text/plain", form]) {
+  const sent = Object.assign(document.createElement("form"),
+    {method: "post", action: "TARGET", target: "f", enctype});
+  sent.append(Object.assign(document.createElement("input"), {name: '{"prompt": "', value: '"}'}));
+  document.body.append(sent);
+  sent.submit();
+}
+</script>"""
+
+
+@pytest.mark.parametrize("policy", ["unsafe-url", "no-referrer"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_page_of_another_origin_has_nothing_computed(
+    browser: Any, slow: str, host: str, policy: str
+) -> None:
+    """Of the same site or another; by everything that a page may post unasked, also without a type."""
+    target = f"{slow}/v1/completions"
+    text = ATTACK.replace("TARGET", target).replace("POLICY", policy)
+    statuses: list[int] = []
+    with page_served(text) as port:
+        context = browser.new_context()
+        page = context.new_page()
+        page.on("response", lambda reply: reply.url == target and statuses.append(reply.status))
+        page.goto(f"http://{host}:{port}/")
+        until(page, lambda: len(statuses) >= 8)  # of two forms for one frame the first is given up
+        context.close()
+    assert set(statuses) == {403}
+
+
+@contextmanager
+def page_served(text: str) -> Iterator[int]:
+    """Serve a page on a port of this machine, as a browser's rules for local networks want it; return the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def pixels(page: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from random import Random
 
@@ -528,11 +529,11 @@ class SlowToGather(Captured):
 
     now_s = 0.0
 
-    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+    def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
         """Save, and let time pass."""
         if self.kv_runs(slot, first, last) >= 8:
             self.now_s += 0.25
-        return super().kv_save(slot, first, last)
+        return super().kv_save(slot, first, last, page)
 
 
 def after_a_crowd() -> tuple[Bench, SlowToGather]:
@@ -1072,7 +1073,7 @@ def test_a_leaf_leaves_between_two_decodes_of_a_gpu() -> None:
     save_all(made)
     prefix = made.engine.cells.prefix
     (leaf,) = prefix.leaves
-    prefix.room.saving.restored(leaf.page, 0.001)  # so that it is worth a few ticks
+    prefix.room.saving.restored(len(leaf.page.tokens), 0.001)  # so that it is worth a few ticks
     for _ in range(2500):
         made.engine.tick()
         if not len(prefix.leaves):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from engine_kit import Bench
@@ -24,10 +26,10 @@ class CountsSaves(FakeBackend):
 
     saved = 0
 
-    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+    def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
         """Save, and count."""
         self.saved += last - first
-        return super().kv_save(slot, first, last)
+        return super().kv_save(slot, first, last, page)
 
 
 def bench(backend: FakeBackend | None = None) -> Bench:
@@ -100,7 +102,7 @@ def test_room_is_not_made_by_dropping_what_a_request_holds() -> None:
     made.submit([*prompt, 33], 250, namespace=MINE)
     made.ticks(2)
     room, backend = made.engine.cells.prefix.room, made.backend
-    assert not room.make(512 - backend.kv_used() + 1)
+    room.make([], 512 - backend.kv_used() + 1)
     assert not room.drop_all()
     assert len(made.engine.cells.prefix.leaves) == 1
     made.run()
@@ -175,9 +177,9 @@ def test_a_leaf_that_is_found_saved_is_its_sessions_latest_turn() -> None:
     page = None
     for at in (0, 64):
         tokens = np.array(prompt[at : at + 64], np.int32)
-        saved = made.backend.kv_save(leaf.seq, at, at + 64)
+        saved = made.backend.kv_save(leaf.seq, at, at + 64, 64)
         assert saved is not None
-        page = store.add(MINE, page, tokens, saved, owner=5, cost_s=1.0)
+        page = store.add(MINE, page, tokens, saved[0], owner=5, cost_s=1.0)
     save_all(made)
     assert not leaf.unsaved
     assert saving.sessions(MINE) == ["s"]

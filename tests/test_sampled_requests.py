@@ -202,8 +202,6 @@ async def test_a_bias_reaches_the_row(autojump_clock: MockClock) -> None:
         ({"schema": {"not": {}}}, 'schema uses "not", which cannot be enforced'),
         ({"regex": "(a"}, "regex is not usable"),
         ({"grammar": "root ::= ("}, "grammar is not usable"),
-        ({"schema": {}, "ignore_eos": True}, "ignore_eos cannot be combined with schema"),
-        ({"choice": ("a",), "min_tokens": 2}, "min_tokens cannot be combined with choice"),
     ],
 )
 async def test_what_cannot_be_done_is_refused(

@@ -105,6 +105,7 @@ class ReadyInfo:
     """What is being served, once clients can connect.
 
     `others` is the part of the machine that other programs used when it was measured, 0 if it was quiet.
+    `http_missing` says why HTTP is not served on both loopback addresses.
     `model` is the default one. `models` are those that write, by their names; without any there are no `limits`.
     """
 
@@ -115,6 +116,7 @@ class ReadyInfo:
     policy: str
     http: str | None = None
     http_keys: Path | None = None
+    http_missing: str = ""
     others: float = 0.0
     models: tuple[str, ...] = ()
     encoders: tuple[EncoderInfo, ...] = ()
@@ -441,6 +443,7 @@ class _Daemon:
             policy=config.policy,
             http=None if address is None else address.url,
             http_keys=config.http_key_file,
+            http_missing="" if self._port is None else self._port.missing,
             others=0.0 if cost is None else cost.others,
             models=tuple(each.served.bounds.model for each in self._writers),
             encoders=tuple(
@@ -523,7 +526,7 @@ class _Daemon:
         return self._stopping.is_set() or self._service.draining
 
     def _sockets(self, listener: Listeners) -> list[PortListener]:
-        return [*listener.all, *(() if self._port is None else (self._port,))]
+        return [*listener.all, *(() if self._port is None else self._port.all)]
 
     @property
     def _fronts(self) -> tuple[Server | HttpServer, ...]:

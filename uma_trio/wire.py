@@ -357,11 +357,6 @@ def memory_info(snapshots: Sequence[Snapshot]) -> MemoryInfo:
 _ORDER: Final[Sequence[str]] = ("text", "vectors", "scores")
 
 
-def _is_hidden(service: Service, name: str) -> bool:
-    entry = service.entry(name)
-    return entry is not None and entry.hidden
-
-
 def models_info(service: Service) -> tuple[ModelInfo, ...]:
     """Describe the models, those that write first."""
     loaded = (
@@ -372,7 +367,7 @@ def models_info(service: Service) -> tuple[ModelInfo, ...]:
             n_ctx=served.bounds.n_ctx_seq,
         )
         for served in service.models
-        if served.is_alive and not _is_hidden(service, served.bounds.model)
+        if served.is_alive and not service.is_hidden(served)
     )
     shelf = service.shelf
     absent = () if shelf is None else [e for e in shelf.entries if not e.hidden and e.wait]

@@ -99,9 +99,11 @@ def load_backend(
     return LlamaBackend.load(
         model_path(config),
         n_ctx=config.n_ctx,
-        n_slots=config.parallel + _scratch_slots(config),
+        n_slots=config.parallel,
+        scratch_slots=_scratch_slots(config),
         threads=config.threads or physical_cores(),
         kv_type=config.kv_type,
+        kv_layout=config.kv_layout,
         flash_attention=config.flash_attention,
         flash_is_faster=flash_is_faster if measures else flash_as_recalled,
         mlock=config.mlock,
@@ -313,7 +315,7 @@ def engine_settings(
             bmt_budget=given or probed or None,
             paid_drafts=speculation == "auto",
         ),
-        scratch_slots=1,
+        scratch_slots=backend.limits.n_slots - config.parallel,
         drafts=speculation != "off",
         cost=cost,
         traffic=traffic,
@@ -476,7 +478,21 @@ def bounds(config: Config, backend: Backend) -> Bounds:
     file = backend.model.name
     if config.is_variant:
         file = config.alias[0]  # that of the file is the model's without adapters
-    return bounds_of(config, (file,), backend.limits.n_ctx_seq, backend.model.n_vocab)
+    found = bounds_of(config, (file,), backend.limits.n_ctx_seq, backend.model.n_vocab)
+    return evolve(found, longer=_longer(backend))
+
+
+def _longer(backend: Backend) -> str:
+    """Return how requests can be longer, for the refusal of one that is too long."""
+    limits, trained = backend.limits, backend.model.n_ctx_train
+    if 0 < trained <= limits.n_ctx_seq:
+        return "The model was trained for no more"
+    if limits.n_streams > 1:
+        return (
+            f"The daemon has --n-ctx {limits.n_ctx} for --parallel {limits.n_slots}: a larger --n-ctx, fewer slots, "
+            "or --kv-layout unified make more room for one request"
+        )
+    return f"A larger --n-ctx of the daemon (now {limits.n_ctx}) makes room"
 
 
 def bounds_of(config: Config, files: Sequence[str], n_ctx_seq: int, n_vocab: int) -> Bounds:

@@ -6,9 +6,10 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from uma_trio.config.errors import ConfigError
@@ -17,24 +18,29 @@ from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.service import Service
 from uma_trio.sockets import listener as unix
-from uma_trio.sockets.port import PortUnusable, TcpListener, bound
+from uma_trio.sockets.address import Address
+from uma_trio.sockets.handover import Handed
+from uma_trio.sockets.port import PortUnusable, TcpListener, bound, other_loopback
 from uma_trio.telemetry import log
 
 if TYPE_CHECKING:
     from uma_trio.http.wire.server import Server as HttpServer
     from uma_trio.http.wire.settings import Settings as HttpSettings
-    from uma_trio.service.front import FrontListener
 
 _REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
 
 
 @contextmanager
 def http_port(
-    config: Config, inherited: socket.socket | None = None, lock_fd: int = -1
-) -> Iterator[FrontListener | None]:
+    config: Config,
+    inherited: socket.socket | None = None,
+    handed: Mapping[str, Handed] = MappingProxyType({}),
+) -> Iterator[unix.Listeners | None]:
     """Take the address that HTTP is to be served on, if it is, until the block ends.
 
-    An `inherited` socket listens there already; with `lock_fd`, the lock of its name, it is one that was handed over.
+    A port of one loopback address is taken at the other, too, if the machine has both; `missing` of the result says
+    why it could not be. An `inherited` socket listens on the address already, and so do those that another daemon
+    has `handed` over, by their names; they are closed if they are not used.
 
     Raises:
         ConfigError: it needs a key and there is none, or the port cannot be had.
@@ -42,28 +48,51 @@ def http_port(
         uma_trio.sockets.listener.SocketUnusable: it cannot be made there.
     """
     address = config.http_address
-    if address is None:
-        yield None
-        return
-    if not address.is_loopback and config.http_key_file is None:
+    if address is not None and not address.is_loopback and config.http_key_file is None:
         raise ConfigError(
             f"{config.source('http')} {config.http}: others can reach that address, so it needs "
             "--http-key-file"
         )
+    left = dict(handed)
     with ExitStack() as stack:
         try:
-            if not address.path:
-                taken = bound(address, "--http") if inherited is None else inherited
-                port: FrontListener = stack.enter_context(TcpListener(taken))
-            else:
-                if inherited is not None and lock_fd != -1:
-                    claim = unix.handed_claim(address.path, inherited, lock_fd)
-                else:
-                    claim = unix.claim(address.path, "--http unix:PATH", inherited=inherited)
-                port = stack.enter_context(stack.enter_context(claim).listen())
+            port = None if address is None else _listeners(address, inherited, left, stack)
         except PortUnusable as error:
             raise ConfigError(str(error)) from error
+        finally:
+            for each in left.values():
+                each.close()
         yield port
+
+
+def _listeners(
+    address: Address,
+    inherited: socket.socket | None,
+    handed: MutableMapping[str, Handed],
+    stack: ExitStack,
+) -> unix.Listeners:
+    """Listen on an address; what is used of `handed` is taken out. Raises :class:`PortUnusable` and the like."""
+    old = handed.pop(address.url, None)
+    if old is not None:
+        inherited = old.sock
+    if address.path:
+        if old is not None and old.lock_fd != -1:
+            claim = unix.handed_claim(address.path, old.sock, old.lock_fd)
+        else:
+            claim = unix.claim(address.path, "--http unix:PATH", inherited=inherited)
+        return unix.Listeners(stack.enter_context(stack.enter_context(claim).listen()))
+    sock = bound(address, "--http") if inherited is None else inherited
+    first = stack.enter_context(TcpListener(sock, address.url))
+    other = other_loopback(sock)
+    if other is None:
+        return unix.Listeners(first)
+    old = handed.pop(other.url, None)
+    try:
+        sock = bound(other, "--http") if old is None else old.sock
+    except PortUnusable as error:
+        why = "" if error.is_missing else f"HTTP is served on {address.url} alone: {error}"
+        return unix.Listeners(first, missing=why)
+    return unix.Listeners(first, stack.enter_context(TcpListener(sock, other.url)))
 
 
 def http_server(config: Config, service: Service) -> HttpServer:

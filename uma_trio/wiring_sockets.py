@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
@@ -30,9 +29,6 @@ from uma_trio.sockets.token import TokenUnusable, make_token, token_file
 from uma_trio.telemetry import log
 from uma_trio.wiring_http import http_port
 
-if TYPE_CHECKING:
-    from uma_trio.service.front import FrontListener as PortListener
-
 
 @frozen
 class Fronts:
@@ -43,7 +39,7 @@ class Fronts:
     """
 
     listen: Callable[[], Listeners]
-    port: PortListener | None
+    port: Listeners | None
     agent: TcpListener | None
     supervised: bool
 
@@ -76,12 +72,10 @@ def fronts_taken(
     """
     with ExitStack() as stack:
         left = {each.role: each for each in handed}
+        http = {each.name: each for each in handed if each.role == "http"}
         framed, shared = left.pop("framed", None), left.pop("shared", None)
         listen = stack.enter_context(names_taken(config, inherited, framed, shared))
-        http = _same(left.pop("http", None), config.http_address)
-        sock = inherited.http if http is None else http.sock
-        lock = -1 if http is None else http.lock_fd
-        port = stack.enter_context(http_port(config, sock, lock))
+        port = stack.enter_context(http_port(config, inherited.http, http))
         agent = stack.enter_context(
             agent_port(config, _same(left.pop("agent", None), config.agent_address))
         )
@@ -136,7 +130,7 @@ async def can_be_replaced(config: Config) -> bool:
 def handed_by(
     config: Config,
     listener: Listeners,
-    port: PortListener | None,
+    port: Listeners | None,
     agent: TcpListener | None = None,
 ) -> list[Handed]:
     """Return what a daemon hands over: each of its listening sockets."""
@@ -147,7 +141,11 @@ def handed_by(
     ]
     address = config.http_address
     if port is not None and address is not None:
-        handed.append(Handed("http", address.url, port.sock, port.lock_fd))
+        names = [address.url, *(each.path for each in port.all[1:])]
+        handed += [
+            Handed("http", name, each.sock, each.lock_fd)
+            for name, each in zip(names, port.all, strict=True)
+        ]
     if agent is not None:
         handed.append(Handed("agent", agent.path, agent.sock, agent.lock_fd))
     return handed

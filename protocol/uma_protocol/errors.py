@@ -113,10 +113,10 @@ CODES: Mapping[Code, CodeInfo] = MappingProxyType(
             "peer not allowed", _ALWAYS, False, "run client and daemon as the same user"
         ),
         Code.E_AUTH_002: CodeInfo(
-            "the request is another user's",
+            "only the user that runs the daemon may ask for this",
             _NEVER,
             False,
-            "ask as the user whose request it is, or as the user that runs the daemon",
+            "ask as the user that runs the daemon",
         ),
         Code.E_AUTH_003: CodeInfo(
             "no valid token",

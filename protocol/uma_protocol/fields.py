@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 MAX_ID_BYTES = 128
 MAX_LABEL_BYTES = 256
 MAX_N = 128
-MAX_STOPS = 8
+MAX_STOPS = 128
+MAX_STOP_BYTES = 256
 MAX_STOP_TOKENS = 64
 MAX_BIASES = 1024
 MAX_BIAS = 100
@@ -45,7 +46,7 @@ MAX_CHOICE_BYTES = 4096
 MAX_METADATA_BYTES = 4096
 MAX_TICKS = 1000
 MAX_TEXTS = 4000
-MAX_TOOLS = 128
+MAX_TOOLS = 512
 MAX_ADAPTERS = 64
 _MOST_PIN_S = 86_400
 _HOUR_MS = 3_600_000
@@ -173,10 +174,10 @@ FIELDS: Mapping[str, tuple[Field, ...]] = MappingProxyType(
                 ListOf(
                     0,
                     MAX_STOPS,
-                    Text(1, MAX_LABEL_BYTES),
-                    f"strings of 1 to {MAX_LABEL_BYTES} bytes",
+                    Text(1, MAX_STOP_BYTES),
+                    f"strings of 1 to {MAX_STOP_BYTES} bytes",
                 ),
-                "the answer ends before the first occurrence of one of these strings",
+                "the content ends before the first occurrence of one of these strings; reasoning and tool calls do not",
             ),
             Field(
                 "stop_token_ids",

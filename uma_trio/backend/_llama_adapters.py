@@ -49,7 +49,7 @@ def try_adapter(path: Path, adapter: Path) -> None:
         )
     model = ModelHandle(int(pointer))
     context = make_context(
-        model.pointer, path, n_ctx=256, n_slots=1, spare_sequences=0, n_batch=32, threads=1,
+        model.pointer, path, n_ctx=256, n_seq_max=1, streams=False, n_batch=32, threads=1,
         kv_type="f16", flash=FLASH_OFF,
     )  # fmt: skip
     try:

@@ -73,10 +73,10 @@ _LEVELS: Final[Mapping[int, LogLevel]] = {1: "debug", 2: "info", 3: "warning", 4
 _CONTINUE: Final = 5  # GGML_LOG_LEVEL_CONT: the rest of the line before
 # That all cells together are more or fewer than the model was trained for. One sequence never
 # gets more than that (`LlamaBackend.load`), and how much it gets is told when the daemon is ready.
-# And what llama.cpp says of a decode that we interrupted, and of vocabularies.
+# And what llama.cpp says of a decode or an encode that we interrupted, and of vocabularies.
 _EXPECTED: Final = re.compile(
     r"n_ctx_seq \(\d+\) [<>] n_ctx_train \(\d+\)"
-    r"|compute_async failed with error 1$|compute status: 1$|failed to decode, ret = 2$"
+    r"|compute_async failed with error 1$|compute status: 1$|failed to (?:de|en)code, ret = 2$"
     r"|removing memory module entries"
     # What llama.cpp mends in a vocabulary by itself while it loads (llama-vocab.cpp). That a vocabulary has
     # no or an unknown pre-tokenizer is told: then texts are split as the model was not trained for.

@@ -79,8 +79,8 @@ def make_context(
     path: Path,
     *,
     n_ctx: int,
-    n_slots: int,
-    spare_sequences: int,
+    n_seq_max: int,
+    streams: bool,
     n_batch: int,
     threads: int,
     kv_type: str,
@@ -94,7 +94,7 @@ def make_context(
     """
     params = llama.llama_context_default_params()
     params.n_ctx = n_ctx
-    params.n_seq_max = n_slots + spare_sequences
+    params.n_seq_max = n_seq_max
     # A row per sequence (no fewer are taken), and some for drafts. Rows of every token would reserve
     # n_batch rows of 152k floats in the graph's memory.
     params.n_outputs_max = params.n_seq_max + DRAFT_ROWS
@@ -103,7 +103,7 @@ def make_context(
     params.n_threads = params.n_threads_batch = threads
     params.flash_attn_type = flash
     params.type_k, params.type_v = (kind.ggml_type for kind in kv_pair(kv_type))
-    params.kv_unified = True
+    params.kv_unified = not streams
     # A full-size cache for sliding windows, so that a part of a sequence can be dropped.
     params.swa_full = True
     params.no_perf = True

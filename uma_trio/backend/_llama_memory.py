@@ -51,7 +51,7 @@ class CacheMemory:
     ) -> None:
         self._context = context
         self._memory = memory
-        self._n_slots = n_slots
+        self._n_slots, self._n_ctx = n_slots, n_ctx
         self._window = window
         self._scratch = scratch if can_go_back else None
         self._keeps = keeps_high_water and can_go_back and n_slots < MAX_SLOTS
@@ -133,8 +133,32 @@ class CacheMemory:
             self.map.share(src, one, first, last)
         return True
 
-    def save(self, seq: int, first: int, last: int) -> Saved | None:
-        """Return positions ``[first, last)``; None without a way to do it."""
+    def stream(self, slot: int) -> int:
+        """Return 0: all sequences are in one stream."""
+        del slot
+        return 0
+
+    def shortage(self, slots: Sequence[int], n_tokens: int) -> int:
+        """Return how many cells have to be freed before `n_tokens` can be computed."""
+        del slots
+        return 0 if self.map is None else max(0, self.used() + n_tokens - self._n_ctx)
+
+    def prepare(self, slots: Sequence[int]) -> bool:
+        """Do nothing: llama.cpp finds cells for each token."""
+        del slots
+        return True
+
+    def save(self, seq: int, first: int, last: int, page: int) -> list[Saved] | None:
+        """Return positions ``[first, last)`` in parts of `page`; None without a way to do it."""
+        parts = []
+        for at in range(first, last, page):
+            part = self._save(seq, at, min(at + page, last))
+            if part is None:
+                return None
+            parts.append(part)
+        return parts or None
+
+    def _save(self, seq: int, first: int, last: int) -> Saved | None:
         if self._scratch is None or not 0 <= first < last <= self.length(seq):
             return None
         lib.seq_cp(self._memory, seq, self._scratch, first, last)
@@ -148,8 +172,17 @@ class CacheMemory:
             lib.seq_rm(self._memory, self._scratch, -1, -1)
         return buffer.data if 0 < done == size else None
 
-    def restore(self, seq: int, saved: Saved) -> bool:
-        """Put saved positions behind what `seq` holds; False, and `seq` as before, if that fails."""
+    def restore(self, seq: int, saved: Sequence[Saved]) -> bool:
+        """Put saved parts behind what `seq` holds; False, and `seq` as before, if that fails."""
+        before = self.length(seq)
+        for part in saved:
+            if not self._restore(seq, part):
+                if self.length(seq) > before:
+                    self.remove(seq, before)
+                return False
+        return True
+
+    def _restore(self, seq: int, saved: Saved) -> bool:
         if self._scratch is None or self.map is None:
             return False
         data, order = _apart(saved)
@@ -184,7 +217,7 @@ class CacheMemory:
 
         Nothing is dropped before it is there again. False, and nothing has changed, if it is not.
         """
-        saved = self.save(seq, first, last)
+        saved = self._save(seq, first, last)
         if saved is None or self.map is None or self._scratch is None:
             return False
         data, order = _apart(saved)

@@ -20,11 +20,14 @@ from uma_trio.backend.kv_memory import (
     kv_bytes,
     score_bytes,
     score_copy_bytes,
+    sliding_window,
 )
 from uma_trio.backend.kv_types import kv_pair, kv_type_name
 from uma_trio.backend.placement import Placement
 from uma_trio.sizes import mib
 
+#: Fewest tokens of a slot for which the KV cache is cut into streams by itself: most chats fit.
+LEAST_STREAM: Final = 4096
 MAX_SLOTS: Final = 256  # LLAMA_MAX_SEQ (src/llama-cparams.h)
 # LLAMA_FLASH_ATTN_TYPE_* (include/llama.h): -1 leaves it to llama.cpp.
 FLASH_LEFT, FLASH_OFF, FLASH_ON = -1, 0, 1
@@ -50,6 +53,22 @@ def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_ty
     if n_ctx < 1 or threads < 1:
         raise ModelError(f"--n-ctx ({n_ctx}) and --threads ({threads}) must be at least 1.")
     return kv_type
+
+
+def uses_streams(
+    layout: str, header: GgufHeader, *, n_ctx: int, n_slots: int, kv_type: str, flash: int
+) -> bool:
+    """Return whether each slot gets a stream of the KV cache. Raises :class:`ModelError` if `layout` asks in vain."""
+    del kv_type
+    can = attention_only(header) and not sliding_window(header)
+    if layout == "streams" and not can:
+        raise ModelError(
+            f"--kv-layout streams: {header.path} has sliding windows or a recurrent memory, which takes the unified"
+            " cache; leave it at auto."
+        )
+    if layout != "auto" or n_slots < 2:
+        return layout == "streams" and n_slots > 1
+    return can and flash != FLASH_OFF and n_ctx // n_slots >= LEAST_STREAM
 
 
 def spare_sequences(n_slots: int) -> int:

@@ -95,7 +95,7 @@ class ContextLimits:
     `n_rows` is how many rows of logits one decode may ask for, `n_slots` where None is given.
     """
 
-    n_ctx: int  # KV cells, shared by all slots
+    n_ctx: int  # KV cells of all slots together
     n_ctx_seq: int  # the longest one sequence may be
     n_slots: int  # KV sequence ids that a batch may name: 0..n_slots-1
     n_batch: int  # the most tokens of one decode
@@ -103,6 +103,7 @@ class ContextLimits:
     leaf_ids: range = range(0)  # KV sequence ids that hold cells and cannot be in a batch
     can_go_back: bool = True  # whether a part of a sequence can be dropped, as attention can
     window: int = 0  # how far some layers look back (sliding-window attention); 0: to the start
+    n_streams: int = 1  # the KV cache is in so many parts, and each sequence in one of them
     n_rows: int = field(default=Factory(lambda self: self.n_slots, takes_self=True))
 
 
@@ -304,13 +305,23 @@ class Backend(Protocol):
         `dst` may be slots or ``limits.leaf_ids``, as in every verb that begins with ``kv_``.
         """
 
-    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
-        """Return positions ``[first, last)`` of `slot`, which keeps them; None if that failed."""
+    def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
+        """Return positions ``[first, last)`` of `slot`, which keeps them, in parts of `page`; None if that failed."""
 
-    def kv_restore(self, slot: int, saved: Saved) -> bool:
-        """Put saved positions into `slot`, which ends where they begin, in one run of cells if it can.
+    def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
+        """Put saved parts, one behind the other, into `slot`, which ends where they begin.
 
-        False, and `slot` is as before, if there is no room or they do not belong there.
+        In one run of cells if possible. False, and `slot` is as before, if there is no room or they do not
+        belong there.
+        """
+
+    def kv_shortage(self, slots: Sequence[int], n_tokens: int) -> int:
+        """Return how many cells leaves have to free before these slots can compute `n_tokens` together."""
+
+    def kv_stream(self, slot: int) -> int:
+        """Return in which stream of the KV cache `slot` lies; 0 where there is one stream for all.
+
+        A decode is cheapest if its rows are in the order of their streams.
         """
 
     def kv_used(self) -> int:

@@ -374,8 +374,23 @@ class FakeBackend:
             self._first[dst] = min(self._first[src], last)
         return True
 
-    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+    def kv_shortage(self, slots: Sequence[int], n_tokens: int) -> int:
+        """Return how many cells are missing."""
+        del slots
+        return max(0, self.used_cells + n_tokens - self.limits.n_ctx)
+
+    def kv_stream(self, slot: int) -> int:
+        """Return 0: there is one stream."""
+        del slot
+        return 0
+
+    def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
         """Return the histories of a part, with the key of the model that they are of."""
+        parts = [self._save(slot, at, min(at + page, last)) for at in range(first, last, page)]
+        found = [part for part in parts if part is not None]
+        return found if found and len(found) == len(parts) else None
+
+    def _save(self, slot: int, first: int, last: int) -> Saved | None:
         held = self._cells[slot]
         if not 0 <= first < last <= len(held) or not self.limits.can_go_back:
             return None
@@ -384,8 +399,16 @@ class FakeBackend:
         header = [self._key, first, max(first, min(self._first[slot], last))]
         return np.array([*header, *held[first:last]], np.uint64).data.cast("B")
 
-    def kv_restore(self, slot: int, saved: Saved) -> bool:
-        """Put a part back, unless it is of another model, or told to fail."""
+    def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
+        """Put parts back, unless one is of another model, or told to fail."""
+        before = len(self._cells[slot])
+        for part in saved:
+            if not self._restore(slot, part):
+                self._drop(slot, before)
+                return False
+        return True
+
+    def _restore(self, slot: int, saved: Saved) -> bool:
         key, first, whole_from, *histories = np.frombuffer(saved, np.uint64).tolist()
         n = len(histories)
         if key != self._key or len(self._cells[slot]) != first or self.kv_fails("restore"):

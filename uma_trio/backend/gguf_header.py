@@ -79,6 +79,12 @@ class Tensor:
     n_bytes: int
     kind: int = 0
 
+    @property
+    def n_elements(self) -> int:
+        """The number of its weights; 0 of a type that is newer than this reader."""
+        per_block, block_bytes = _BLOCKS.get(self.kind, (0, 1))
+        return self.n_bytes // block_bytes * per_block
+
 
 @frozen
 class GgufHeader:

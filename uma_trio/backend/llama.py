@@ -43,8 +43,10 @@ from uma_trio.backend._llama_options import (
     room_for_context,
     spare_sequences,
     subject,
+    uses_streams,
 )
 from uma_trio.backend._llama_pauses import NodePauses, with_pauses
+from uma_trio.backend._llama_streams import StreamMemory
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.attention import Chooser
 from uma_trio.backend.base import (
@@ -121,16 +123,7 @@ class LlamaBackend:
         self.description = described(system_info(), placement, threads, cache)
         self._compute = Compute(gpu=placement.on_gpu)
         self._flag: Any = None  # while the next decode, or the running one, may be interrupted
-        self._kv = CacheMemory(
-            context,
-            int(llama.llama_get_memory(context)),
-            n_slots=n_slots,
-            n_ctx=limits.n_ctx,
-            window=limits.window,
-            can_go_back=limits.can_go_back,
-            scratch=n_slots if int(llama.llama_n_seq_max(context)) > n_slots else None,
-            keeps_high_water=keeps_high_water,
-        )
+        self._kv = _memory(context, limits, keeps_high_water=keeps_high_water)
         self.limits = evolve(limits, leaf_ids=self._kv.leaf_ids)
         self.batch = Batch(limits.n_batch)
         self._struct = self._own_batch()
@@ -157,6 +150,8 @@ class LlamaBackend:
         threads: int,
         n_batch: int | None = None,
         kv_type: str = "f16",
+        kv_layout: str = "auto",
+        scratch_slots: int = 0,
         flash_attention: str = "auto",
         mlock: bool = False,
         mmap: bool = True,
@@ -171,7 +166,7 @@ class LlamaBackend:
         """Check the file, load the weights, make the context.
 
         `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple of
-        256). `n_batch` is the tokens of one decode at the most; None is 512, and 1,024 where a GPU computes
+        256). `kv_layout` is the option; in one unified cache there are `scratch_slots` more than `n_slots`. `n_batch` is the tokens of one decode at the most; None is 512, and 1,024 where a GPU computes
         all layers and has room for it. `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
         and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
@@ -192,8 +187,22 @@ class LlamaBackend:
             measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
             if flash_is_faster(subject(header, kv_type, threads), measure):
                 flash = FLASH_ON
+        streams = uses_streams(
+            kv_layout, header, n_ctx=n_ctx, n_slots=n_slots, kv_type=kv_type, flash=flash
+        )
+        n_slots += 0 if streams else scratch_slots
         wide = n_batch is None and placement.all_on_gpu and flash != FLASH_OFF
-        made = partial(_context, model.pointer, path, cells, n_slots, threads, flash, wide=wide)
+        spare = 0 if streams else spare_sequences(n_slots)
+        made = partial(
+            make_context,
+            *(model.pointer, path),
+            **cells,
+            n_seq_max=n_slots + spare,
+            streams=streams,
+            threads=threads,
+            flash=flash,
+            wide=wide,
+        )
         context, pausing = run(partial(with_pauses, made, wanted=pauses and not placement.on_gpu))
         info = model_info(model.pointer, header, kv_type)
         backend = cls(
@@ -277,6 +286,13 @@ class LlamaBackend:
         self, context: int, n_tokens: int, ends: list[int], while_computing: Overlap
     ) -> int:
         slots = self.batch.slot[:n_tokens]
+        if self.limits.n_streams > 1:
+            used = np.unique(slots).tolist()
+            if not self._kv.prepare(used):
+                while_computing()
+                return DecodeStatus.NO_KV_ROOM
+            for slot in used:  # a sequence id is the number of its stream
+                self._slot_ids[slot] = self._kv.stream(slot)
         np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
         self._struct.n_tokens = n_tokens
         status = self._compute(context, self._struct, while_computing)
@@ -342,17 +358,25 @@ class LlamaBackend:
         self._measure(dst)
         return done
 
-    def kv_save(self, slot: int, first: int, last: int) -> Saved | None:
+    def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
         """Return positions ``[first, last)`` of `slot`, as llama.cpp writes them."""
         self._check_id(slot)
-        return self._kv.save(slot, first, last)
+        return self._kv.save(slot, first, last, page)
 
-    def kv_restore(self, slot: int, saved: Saved) -> bool:
+    def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
         """Put saved positions behind what `slot` holds."""
         self._check_id(slot)
         done = self._kv.restore(slot, saved)
         self._measure(slot)
         return done
+
+    def kv_shortage(self, slots: Sequence[int], n_tokens: int) -> int:
+        """Return how many cells leaves have to free for the next decode."""
+        return self._kv.shortage(slots, n_tokens)
+
+    def kv_stream(self, slot: int) -> int:
+        """Return the stream in which `slot` lies."""
+        return self._kv.stream(slot)
 
     def kv_used(self) -> int:
         """Return how many cells slots and leaves hold."""
@@ -443,31 +467,6 @@ class LlamaBackend:
         self._kv.check(seq)
 
 
-def _context(
-    model: int,
-    path: Path,
-    cells: _Cells,
-    n_slots: int,
-    threads: int,
-    flash: int,
-    *,
-    wide: bool,
-    callback: Any = None,
-) -> int:
-    """Make a context, with `callback` to be asked before each node."""
-    return make_context(
-        model,
-        path,
-        **cells,
-        n_slots=n_slots,
-        spare_sequences=spare_sequences(n_slots),
-        threads=threads,
-        flash=flash,
-        wide=wide,
-        callback=callback,
-    )
-
-
 def _listen(log: LogSink | None) -> None:
     """Start llama.cpp, and let `log` have what it says from now on."""
     lib.start()
@@ -487,6 +486,27 @@ def _flash(asked: str, header: GgufHeader, placement: Placement, cells: _Cells) 
     return flash, flash_is_open(asked, header, placement, **cells, room=room)
 
 
+def _memory(
+    context: int, limits: ContextLimits, *, keeps_high_water: bool
+) -> CacheMemory | StreamMemory:
+    """Return the memory of a context, as it lays out its cells."""
+    memory = int(llama.llama_get_memory(context))
+    if limits.n_streams > 1:
+        return StreamMemory(
+            context, memory, n_slots=limits.n_slots, cells=int(llama.llama_n_ctx_seq(context))
+        )
+    return CacheMemory(
+        context,
+        memory,
+        n_slots=limits.n_slots,
+        n_ctx=limits.n_ctx,
+        window=limits.window,
+        can_go_back=limits.can_go_back,
+        scratch=limits.n_slots if int(llama.llama_n_seq_max(context)) > limits.n_slots else None,
+        keeps_high_water=keeps_high_water,
+    )
+
+
 def _limits(context: int, info: ModelFacts, n_slots: int, *, whole_cache: bool) -> ContextLimits:
     """Read back the real sizes of a context."""
     n_ctx = int(llama.llama_n_ctx_seq(context))
@@ -494,6 +514,7 @@ def _limits(context: int, info: ModelFacts, n_slots: int, *, whole_cache: bool) 
         n_ctx=int(llama.llama_n_ctx(context)),
         n_ctx_seq=min(n_ctx, info.n_ctx_train) if info.n_ctx_train > 0 else n_ctx,
         n_slots=n_slots,
+        n_streams=n_slots if n_ctx < int(llama.llama_n_ctx(context)) else 1,
         n_batch=int(llama.llama_n_batch(context)),
         whole_cache=whole_cache,
         n_rows=n_slots + DRAFT_ROWS,

@@ -92,12 +92,16 @@ def check_http(config: Config) -> list[Finding]:
 
 def _port(address: Address, about: str, why_not: Callable[[], str | None]) -> Finding:
     """See whether a TCP port is free, or served by a daemon; `why_not` asks it, and says why it is none."""
-    from uma_trio.sockets.port import PortUnusable, bound
+    from uma_trio.sockets.port import PortUnusable, bound, other_loopback
 
     url = address.url if about == "http" else address.framed
     fix = f"choose another --{about}, or stop the program that uses it"
+    missing = ""
     try:
-        bound(address, f"--{about}").close()
+        with bound(address, f"--{about}") as sock:
+            other = other_loopback(sock) if about == "http" else None
+        if other is not None:
+            missing = _not_free(other)
     except PortUnusable as error:
         problem: str | None = str(error)
         if "something else" in str(error):
@@ -105,7 +109,18 @@ def _port(address: Address, about: str, why_not: Callable[[], str | None]) -> Fi
         if problem is not None:
             return Finding(about, "blocks", problem, fix)
         return Finding(about, "ok", f"{url} is served by a daemon")
-    return Finding(about, "ok", f"{url} is free")
+    return Finding(about, "ok", f"{url} is free{missing}")
+
+
+def _not_free(other: Address) -> str:
+    """Say why a daemon could not listen at the other loopback address, too; "" if it could, or there is none."""
+    from uma_trio.sockets.port import PortUnusable, bound
+
+    try:
+        bound(other, "--http").close()
+    except PortUnusable as error:
+        return "" if error.is_missing else f", but not {other.url}: some clients ask there"
+    return ""
 
 
 def _framed(address: str) -> str | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, NoReturn
 
 from cyclopts import Parameter
@@ -19,6 +21,8 @@ DEFAULT_PORT = "8080"
 _NO_KEY = "none"  # clients refuse to start without any
 _OURS = ("UMA_HTTP", "UMA_HTTP_KEY_FILE", "UMA_CONFIG")
 _PATIENCE_S = 5.0
+_NO_PROXY = ("NO_PROXY", "no_proxy")
+_LOOPBACK = (LOCALHOST, "localhost", "::1")
 
 
 def launch(
@@ -62,7 +66,7 @@ def launch(
     if shutil.which(program[0]) is None:
         complain(f"There is no program {program[0]}; check its name and PATH.")
         return USAGE
-    more = environment(address, config.http_key_file)
+    more = environment(address, config.http_key_file, os.environ)
     if not is_welcome(address, more["OPENAI_API_KEY"]):
         what = "another key" if config.http_key_file else "a key"
         complain(f"The daemon at {address.url} requires {what}: name its file by --http-key-file.")
@@ -74,8 +78,15 @@ def _become(program: tuple[str, ...], more: dict[str, str]) -> NoReturn:
     os.execvpe(program[0], program, {**os.environ, **more})  # noqa: S606
 
 
-def environment(address: Address, key_file: Path | None) -> dict[str, str]:
-    """Return the variables by which programs find an API, by every name they have for it."""
+def environment(
+    address: Address,
+    key_file: Path | None,
+    inherited: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Return the variables by which programs find an API, by every name they have for it.
+
+    A proxy of the `inherited` environment is not to be asked for an address of this machine.
+    """
     from uma_trio.http.wire.settings import KeyFileUnusable, read_keys
 
     try:
@@ -91,7 +102,20 @@ def environment(address: Address, key_file: Path | None) -> dict[str, str]:
         "ANTHROPIC_AUTH_TOKEN": key,
         "OLLAMA_HOST": address.url,
         "OLLAMA_API_KEY": key,
+        **(_without_proxy(address.host, inherited) if address.is_loopback else {}),
     }
+
+
+def _without_proxy(host: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the hosts for which programs use no proxy: those that are listed, and this machine's.
+
+    Some programs read only one spelling of the name, and many write `localhost` for an address of ours.
+    """
+    listed = ",".join(inherited.get(name, "") for name in _NO_PROXY).split(",")
+    hosts = [*(name.strip() for name in listed if name.strip()), host, *_LOOPBACK]
+    # All hosts; curl and Python understand that only where it stands alone.
+    value = "*" if "*" in hosts else ",".join(dict.fromkeys(hosts))
+    return dict.fromkeys(_NO_PROXY, value)
 
 
 def unreachable(address: Address) -> str | None:

@@ -38,6 +38,7 @@ from uma_trio.sockets.address import FRAMED_TCP
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from uma_trio.backend.base import ContextLimits
     from uma_trio.backend.encoder import EncoderInfo
     from uma_trio.config.options import Config
     from uma_trio.daemon import ReadyInfo
@@ -182,6 +183,7 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         ("socket", _where(info.socket)),
         *([("http", _base_url(info.http, info.http_keys))] if info.http else []),
         *_page(info.http).items(),
+        *([("note", info.http_missing)] if info.http_missing else []),
         *_writes(info),
         *((_ENCODES[one.ranks], _encoder(one)) for one in info.encoders),
     ]
@@ -197,16 +199,23 @@ def _writes(info: ReadyInfo) -> list[tuple[str, str]]:
     model, limits = info.model, info.limits
     if limits is None:
         return []
-    window = limits.n_ctx if limits.n_ctx_seq == limits.n_ctx else limits.n_ctx_seq
     weights = f"{count(model.n_params)} parameters, {size(model.size_bytes)} of weights"
     return [
         ("model", f"{model.name} ({weights})"),
         *([("models", ", ".join(info.models))] if len(info.models) > 1 else []),
-        ("context", f"{limits.n_ctx} tokens in all, {window} for one request"),
+        ("context", _context(limits)),
         ("slots", f"{several(limits.n_slots, 'request')} at once"),
         ("backend", info.backend),
         ("policy", policy_in_words(info.policy)),
     ]
+
+
+def _context(limits: ContextLimits) -> str:
+    """Return how many tokens there are, and how the KV cache is laid out."""
+    layout = "one KV cache for all"
+    if limits.n_streams > 1:
+        layout = f"{limits.n_streams} KV streams of {limits.n_ctx // limits.n_streams}"
+    return f"{limits.n_ctx} tokens in all, {limits.n_ctx_seq} for one request ({layout})"
 
 
 def _to_try(info: ReadyInfo) -> str:

@@ -239,7 +239,7 @@ class AnyClient:
         """End a request of this user's. `request` is the handle that :meth:`sessions` returns.
 
         Raises:
-            ServerError: it is another user's (``E_AUTH_002``), or does not run any more (``E_PROTO_005``).
+            ServerError: none of this user's requests runs under that handle (``E_PROTO_005``).
         """
         await self._ask(Cancel(request=request))
 

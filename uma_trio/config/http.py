@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 from attrs import frozen
@@ -13,6 +15,8 @@ from uma_trio.sockets.address import Address, parse_address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 HTTP_OFF = "off"
+_HOST = re.compile(r"[^\s/:@\[\]?#]+|\[[0-9A-Fa-f:.]+\]")
+_ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://(?:{_HOST.pattern})(?::[0-9]{{1,5}})?")
 
 
 def _http(raw: object) -> object:
@@ -53,6 +57,60 @@ def networks(text: str) -> tuple[Network, ...]:
         ) from None
 
 
+def _origins(raw: object) -> object:
+    """Read origins of web pages: a text with commas, or a list in YAML."""
+    return _list_of(raw, _check_origin)
+
+
+def _hosts(raw: object) -> object:
+    """Read names of hosts: a text with commas, or a list in YAML."""
+    return _list_of(raw, _check_host)
+
+
+def _list_of(raw: object, check: Callable[[str], None]) -> str:
+    names = raw if isinstance(raw, list) else str(raw).split(",")
+    found = [str(name).strip() for name in names if str(name).strip()]
+    for name in found:
+        check(name)
+    return ",".join(found)
+
+
+def _check_origin(origin: str) -> None:
+    """Raise ValueError if no browser sends this as the Origin of a page, or if every page can have it sent."""
+    if origin == "*":
+        raise ValueError(
+            "taken: every web page that is open in a browser could use the models and read the answers. List the "
+            "pages, as in http://localhost:3000,app://obsidian.md, or give localhost for all pages of this machine"
+        )
+    if origin.lower() == "null":
+        raise ValueError(
+            "taken: every page in a sandboxed frame has the origin null. Serve the page by HTTP and list its "
+            "address, or give localhost for all pages of this machine"
+        )
+    if "*" in origin:
+        raise ValueError(
+            f"an origin: {origin} is a pattern; list each origin, as in app://obsidian.md"
+        )
+    if origin.lower() != "localhost" and _ORIGIN.fullmatch(origin.rstrip("/")) is None:
+        raise ValueError(
+            "an origin as browsers send it: SCHEME://HOST or SCHEME://HOST:PORT without a path, such as "
+            "http://localhost:3000, or localhost for all pages of this machine"
+        )
+
+
+def _check_host(host: str) -> None:
+    """Raise ValueError if this can be no name in a Host header without its port."""
+    if "*" in host:
+        raise ValueError(
+            "taken: every web page could have its own name lead to this address, and use the models. List the names, "
+            "as in box.lan, or have a reverse proxy (--http-trusted-proxy) check them"
+        )
+    if _HOST.fullmatch(host) is None:
+        raise ValueError(
+            "the name of a host: such as box.lan or [fd00::1], without http:// and without a port"
+        )
+
+
 @frozen(kw_only=True)
 class HttpConfig:
     """Where HTTP is served, to whom, and how much of it."""
@@ -90,6 +148,7 @@ class HttpConfig:
         None,
         flag="--http-host",
         yaml=("http_api.hosts",),
+        read=_hosts,
         shown_default="none",
         metavar="NAME,...",
         help="Further values of the Host header that HTTP clients may use, besides localhost. All "
@@ -99,10 +158,11 @@ class HttpConfig:
         None,
         flag="--http-origin",
         yaml=("http_api.origins",),
+        read=_origins,
         shown_default="none",
         metavar="ORIGIN,...",
         help="Origins of web pages that may use HTTP, such as http://localhost:3000; localhost "
-        "allows pages of this machine at any port. All others are refused.",
+        "allows pages of this machine at any port. All others are refused; `*` and patterns cannot be listed.",
     )
     http_strict: bool = option(
         False,

@@ -172,8 +172,8 @@ class Config(HttpConfig):
         minimum=16,
         maximum=1 << 24,
         unit="tokens",
-        help="The number of KV cells, shared by all requests. One request may use at most this many, "
-        "and at most the context length that the model was trained for.",
+        help="The number of KV cells of all requests together. One request may use at most the context length that the "
+        "model was trained for, and its slot's part of the cells where --kv-layout is streams.",
     )
     parallel: int = option(
         8,
@@ -357,6 +357,15 @@ class Config(HttpConfig):
         help="Which build of llama.cpp to use: uma_trio_llama (the packaged one), llama_cpp (llama-cpp-python), "
         "or a folder with libllama and ggml's libraries of the same commit. auto: llama_cpp if it is compiled "
         "for a GPU, else uma_trio_llama, else llama_cpp.",
+    )
+    kv_layout: str = option(
+        "auto",
+        flag="--kv-layout",
+        env=("UMA_KV_LAYOUT",),
+        choices=("auto", "streams", "unified"),
+        help="streams: each of the --parallel slots has a stream of the KV cache, --n-ctx / --parallel tokens long, and "
+        "attention spans the tokens of its own request only. unified: one request may use all of --n-ctx, and "
+        "attention spans the tokens of all. auto: streams if a slot has 4,096 tokens or more and the model allows it.",
     )
     flash_attention: str = option(
         "auto",

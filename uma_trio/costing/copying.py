@@ -90,7 +90,7 @@ def _together(backend: Backend, clock: Callable[[], float], n: int) -> tuple[flo
     saving, restoring = [], []
     for _ in range(_TIMES):
         began = clock()
-        saved = backend.kv_save(0, 0, n)
+        saved = backend.kv_save(0, 0, n, n)
         saving.append(clock() - began)
         if saved is None:
             return None
@@ -113,7 +113,7 @@ def _scattered(backend: Backend, clock: Callable[[], float], n: int) -> float | 
     saving = []
     for _ in range(_TIMES):
         began = clock()
-        if backend.kv_save(0, 0, mine) is None:
+        if backend.kv_save(0, 0, mine, mine) is None:
             return None
         saving.append(clock() - began)
     return min(saving) / mine

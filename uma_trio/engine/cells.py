@@ -10,6 +10,7 @@ that are cached, saved and shared (:mod:`uma_trio.engine.prefix`). What happens 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Ordered
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.cache import PrefixCache
@@ -205,9 +206,9 @@ class Cells:
             self._backend.kv_lower_high_water()
             room.mark_fell()
 
-    def make_room(self, n_tokens: int) -> None:
-        """Drop leaves until the tokens of the next decode have cells."""
-        self.prefix.room.make(n_tokens)
+    def make_room(self, slots: Ordered[int], n_tokens: int) -> None:
+        """Drop leaves until the tokens of the next decode, which are of these slots, have cells."""
+        self.prefix.room.make(slots, n_tokens)
 
     def tick(self, n_tokens: int, cost: CostModel | None) -> None:
         """Charge leaves and free cells for what they added to a computed tick of so many tokens."""

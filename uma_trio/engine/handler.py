@@ -59,8 +59,8 @@ class Handler:
                 registry.give_credit(handle, n)
             case Submit():
                 self._enqueue(message, now)
-            case Cancel(handle, code, text):
-                registry.cancel(handle, now, code, text)
+            case Cancel():
+                registry.cancel(message, now)
             case SetLane(handle, lane):
                 registry.set_lane(handle, lane)
             case Inspect(reply, after):

@@ -178,7 +178,9 @@ class Engine:
             self.publish()
             self._idle = True
         else:
-            self.cells.make_room(tick.n_tokens)
+            running = self.registry.running
+            slots = [running[chunk.key].slot for chunk in tick.chunks]
+            self.cells.make_room(slots, tick.n_tokens)
         return tick
 
     def compute(self, tick: Tick) -> int:

@@ -138,12 +138,13 @@ class Submit:
 class Cancel:
     """End this request in any state. Unknown handles are ignored.
 
-    Without a code it ends as cancelled, with a code as an error.
+    Without a code it ends for `reason`, with a code as an error.
     """
 
     handle: int
     code: str | None = None
     message: str | None = None
+    reason: FinishReason = "cancelled"
 
 
 @frozen

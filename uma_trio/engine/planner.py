@@ -34,7 +34,7 @@ from uma_trio.policy.deadline.slack import alone_s, is_read, margin, reach_of, s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.pipeline import Policy
-from uma_trio.policy.plan import Plan
+from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.prefix import Copying
 from uma_trio.policy.state import (
     NO_WORK,
@@ -94,6 +94,7 @@ class Planner:
         self._longest_part = backend.traits.longest_part
         self._batch, self._spare_batch = backend.batch, Batch(backend.batch.capacity)
         self._policy = policy
+        self._stream_of = backend.kv_stream
         self._registry = registry
         self._recovery = recovery
         self._settings = settings
@@ -407,7 +408,12 @@ class Planner:
 
     def _filled(self, state: SchedulerState, plan: Plan, batch: Batch) -> Tick:
         """Return the tick of `plan`, and write it into `batch`."""
-        chunks = _chunks(state, plan, self._registry.running)
+        running = self._registry.running
+        # llama.cpp computes neighbouring streams together only where their rows are in this order.
+        items: Ordered[PlanItem] = plan.items
+        if self._limits.n_streams > 1:
+            items = sorted(items, key=lambda item: self._stream_of(running[item.key].slot))
+        chunks = _chunks(state, items, running)
         self._builder.fill(
             batch,
             chunks,
@@ -451,12 +457,12 @@ class Planner:
 
 
 def _chunks(
-    state: SchedulerState, plan: Plan, running: Mapping[int, Sequence]
+    state: SchedulerState, items: Ordered[PlanItem], running: Mapping[int, Sequence]
 ) -> tuple[Chunk, ...]:
-    """Return what each item of `plan` computes, and which rows of logits are its."""
+    """Return what each of `items` computes, and which rows of logits are its."""
     views, chunks, row = state.views, [], 0
     scored, scored_row = [], 0
-    for item in plan.items:
+    for item in items:
         key, n, n_drafts = item.key, item.n_tokens, item.n_drafts
         view = views[key]
         if view.scored and view.scoring:

@@ -397,12 +397,12 @@ class Registry:
         """Note to whom those that were just preempted have lost their places."""
         self._recorder.made_way(handles, chosen)
 
-    def cancel(self, handle: int, now: float, code: str | None, message: str | None) -> None:
+    def cancel(self, cancel: Cancel, now: float) -> None:
         """End a request from outside. A request that has ended is ignored."""
-        sequence = self.running.get(handle) or self.waiting.get(handle)
+        sequence = self.running.get(cancel.handle) or self.waiting.get(cancel.handle)
         if sequence is not None:
-            reason: FinishReason = "cancelled" if code is None else "error"
-            self.end(sequence, reason, now, code=code, message=message)
+            reason: FinishReason = cancel.reason if cancel.code is None else "error"
+            self.end(sequence, reason, now, code=cancel.code, message=cancel.message)
 
     def fail_all(self, code: str, message: str, now: float) -> None:
         """End everything with an error, without touching the backend."""

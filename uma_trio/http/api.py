@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import msgspec
@@ -50,7 +50,7 @@ from uma_trio.http.loading import (
     model_for,
 )
 from uma_trio.http.prompts import PROMPT, with_prompts
-from uma_trio.http.shapes import shape_of
+from uma_trio.http.shapes import refuse_other_shapes, shape_of
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.http.tools import headers_of
 from uma_trio.http.wire import sse
@@ -96,9 +96,14 @@ class Api(ABC):
         self._texts: list[str] = []  # of the prompts, if an answer repeats them
 
     @classmethod
-    def needs_model(cls, body: Body) -> bool:
-        """Whether the model is to be loaded."""
-        return True
+    def without_model(cls, body: Body, shared: Shared, origin: Origin) -> Reply | None:
+        """Return the reply to a request that no model is needed for; None if one is, as mostly.
+
+        Raises:
+            Fault: the request is wrong.
+            Refusal: there is no such model.
+        """
+        return None
 
     @property
     def served(self) -> ServedModel:
@@ -272,6 +277,14 @@ def _sharing(body: Body) -> Sharing:
     return "user" if salt is None else Salt(salt)
 
 
+class _Replied(Exception):
+    """The request has its reply, for which no model was needed."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__()
+        self.reply = reply
+
+
 Choose = Callable[[Mapping[str, Any]], type[Api]]
 """Says which API a document is for, where several have the same path."""
 
@@ -290,6 +303,8 @@ async def answered(
             return await _answered(asked, asks, exchange)
     except ToldInStream:
         return None
+    except _Replied as replied:
+        return replied.reply
 
 
 async def _answered(asked: Api, asks: Sequence[Ask], exchange: Exchange) -> Reply | None:
@@ -309,6 +324,7 @@ async def _answered(asked: Api, asks: Sequence[Ask], exchange: Exchange) -> Repl
             encoder = asked.encoder(generations)
             await stream(exchange, shared, found, encoder, headers)
             return None
+        exchange.expect_document(headers)
         answers = await whole(shared, found)
 
     def write() -> bytes:
@@ -356,19 +372,17 @@ async def _reading(
 
     def read(document: Mapping[str, Any]) -> tuple[type[Api], Body]:
         chosen = api if choose is None else choose(document)
+        refuse_other_shapes(chosen.fields, document)
         return chosen, decode(chosen.fields, document, strict=shared.settings.strict)
 
     taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))
     chosen, body = taken.value
     origin = origin_of(exchange, shared, f"{chosen.prefix}{shared.name}-{exchange.number}")
+    if (reply := chosen.without_model(body, shared, origin)) is not None:
+        raise _Replied(reply)
     lane, telling = lane_of(body, exchange.head), chosen.told(body) if streams else None
     name = shared.service.with_adapters(body.get("model"), body.get("lora"))
-    needed = chosen.needs_model(body)
-    async with (
-        model_for(exchange, shared, name, origin, lane, telling)
-        if needed
-        else nullcontext(shared) as found
-    ):
+    async with model_for(exchange, shared, name, origin, lane, telling) as found:
         body = await chosen.tokenised(body, found)
 
         def build() -> tuple[Api, Sequence[Ask]]:

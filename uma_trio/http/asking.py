@@ -9,7 +9,7 @@ from typing import Any, get_args
 from attrs import evolve
 
 from uma_protocol.events import Effort, Speculation
-from uma_protocol.fields import MAX_LABEL_BYTES, MAX_N
+from uma_protocol.fields import MAX_LABEL_BYTES, MAX_N, MAX_STOP_BYTES, MAX_STOPS
 from uma_protocol.rules import (
     MAX_INT32,
     MAX_INT64,
@@ -35,8 +35,6 @@ from uma_trio.service.ask import OF_MODEL, Ask, Chat, Origin, chosen, seeded
 from uma_trio.words import AWAITS as AWAITED
 from uma_trio.words import LANES, PACES, Awaits, Lane
 
-MAX_STOPS = 16
-_STOP_BYTES = 256
 _HOUR_MS = 3_600_000.0
 _LABEL = Text(1, 256, printable=True)
 # Behind ours are those of llm-d-router, the newer ones first.
@@ -77,8 +75,8 @@ class Anything:
         return None
 
 
-_STOP = Text(0, _STOP_BYTES)
-STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of at most {_STOP_BYTES} bytes"))
+_STOP = Text(0, MAX_STOP_BYTES)
+STOPS = Either(_STOP, ListOf(0, MAX_STOPS, _STOP, f"strings of at most {MAX_STOP_BYTES} bytes"))
 _PENALTY = Number(-2, 2)
 
 MODEL = honoured(
@@ -107,7 +105,8 @@ SAMPLING: tuple[Field, ...] = (
     honoured(
         "stop",
         STOPS,
-        "the answer ends before the first occurrence of one of these strings; empty ones are ignored",
+        "the content ends before the first occurrence of one of these strings; reasoning and tool calls do not; "
+        "empty ones are ignored",
     ),
     honoured(
         "presence_penalty",

@@ -18,7 +18,7 @@ from uma_trio.service.reading import Reading
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning
 from uma_trio.text.slices import utf8
 
-Kind = Literal["text", "thought", "call"]
+Kind = Literal["text", "thought", "call", "compaction"]
 
 
 @frozen

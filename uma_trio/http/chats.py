@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from uma_protocol.rules import shown
+from uma_trio.http.turns import UNSEEN
 from uma_trio.http.wire.errors import invalid
 from uma_trio.service.ask import Call, Message
 from uma_trio.service.checks import json_text
+
+SetAside = Callable[[str], None]
+"""Receives the path of each part of a request that is not used."""
 
 MAX_MESSAGES = 8192
 # What the API calls a role, and what chat templates call it.
@@ -19,9 +24,10 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
-def messages_of(value: Any) -> tuple[Message, ...]:
+def messages_of(value: Any, set_aside: SetAside) -> tuple[Message, ...]:
     """Return the messages of a chat.
 
     Raises:
@@ -29,10 +35,12 @@ def messages_of(value: Any) -> tuple[Message, ...]:
     """
     if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
         raise invalid("messages", f"must be a list of 1 to {MAX_MESSAGES} messages")
-    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(value))
+    return tuple(
+        _message(item, f"messages[{index}]", set_aside) for index, item in enumerate(value)
+    )
 
 
-def _message(value: Any, path: str) -> Message:
+def _message(value: Any, path: str, set_aside: SetAside) -> Message:
     if not isinstance(value, dict):
         raise invalid(path, "must be an object with role and content")
     role = value.get("role")
@@ -44,9 +52,11 @@ def _message(value: Any, path: str) -> Message:
     content = value.get("content")
     if content is None and role == "assistant":
         content = ""
+    in_content = f"{path}.content"
+    is_result = _ROLES[role] == "tool"
     return Message(
         _ROLES[role],
-        text_of(content, f"{path}.content"),
+        result_of(content, in_content, set_aside) if is_result else text_of(content, in_content),
         calls_of(value.get("tool_calls"), role, f"{path}.tool_calls"),
         optional_string(value, "tool_call_id", path) if role == "tool" else None,
         optional_string(value, "name", path) if role in ("tool", "function") else None,
@@ -114,9 +124,28 @@ def text_of(content: Any, path: str) -> str:
     return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
+def result_of(content: Any, path: str, set_aside: SetAside) -> str:
+    """Return the text of a tool's result, with a sentence for each part that is no text.
+
+    Raises:
+        Fault: it is no text, and no list of parts.
+    """
+    if not isinstance(content, list):
+        return text_of(content, path)
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in _TEXT_PARTS:
+            set_aside(f"{path}[{index}] {shown(kind)}")
+            texts.append(UNSEEN)
+        else:
+            texts.append(_part(part, f"{path}[{index}]"))
+    return "\n".join(texts)
+
+
 def _part(part: Any, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("text", "input_text", "output_text", "refusal"):
+    if kind not in _TEXT_PARTS:
         raise invalid(
             path, "must be a text part: the model reads only text", code="unsupported_content"
         )

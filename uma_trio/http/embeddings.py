@@ -151,12 +151,17 @@ async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
 
     def read(found: Mapping[str, Any]) -> tuple[Body, list[Input]]:
         body = decode(OLLAMA, found, strict=shared.settings.strict)
-        return body, _inputs(body, name)
+        return body, [] if body.get(name) in ("", []) else _inputs(body, name)
 
     body, inputs = (await take(exchange, shared, read)).value
     async with encoder_for(exchange, shared, body, "vectors") as by:
         width = width_of(body, by.embedder, shared)
         truncate = body.get("truncate", True)
+        if not inputs:  # the model is loaded, and that is all
+            nothing = (
+                {"embedding": []} if name == "prompt" else {"model": by.model, "embeddings": []}
+            )
+            return Reply(200, msgspec.json.encode(nothing), headers=by.headers(body))
         found = await by.embedder.vectors(inputs, by.request, truncate=truncate)
 
     def write() -> bytes:

@@ -41,7 +41,7 @@ def refuse_without(shared: Shared, gives: Gives) -> None:
         shared.service.require(gives)
     except Refusal as refusal:
         why = refusal.message
-        raise Fault(501, why, code="not_implemented", kind="not_supported_error") from None
+        raise Fault(400, why, code="not_supported") from None
 
 
 @asynccontextmanager
@@ -59,10 +59,12 @@ async def encoder_for(
     service, strict, name = shared.service, shared.settings.strict, body.get("model")
     origin = origin_of(exchange, shared, f"{gives}-{shared.name}-{exchange.number}")
     request = EncodeRequest(service, origin)
+    request.on_wait = exchange.expect_document
     try:
         async with request.encoder(gives, name, exact=strict) as embedder:
             found = EncoderInUse(embedder, request, name or embedder.name, service.clock())
             _keep_loaded(found, shared, body)
+            request.on_accept = lambda: exchange.expect_document(found.headers(body))
             yield found
     except RequestEnded as ended:
         raise fault_of_end(ended.code, ended.message) from None

@@ -25,7 +25,7 @@ from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
-from uma_trio.service.visibility import Running, Viewer
+from uma_trio.service.visibility import Running, Viewer, figures_for
 from uma_trio.sockets.principal import Principal
 
 #: Ticks in one message, the latest ones.
@@ -123,8 +123,12 @@ class Watcher:
         now = trio.current_time()
         if now - self._figures_at >= FIGURES_S:
             self._figures_at = now
-            found = service.metrics(None if served is None else served.bounds.model)
-            changed["figures"] = {name: found.get(name) for name in _FIGURES} | _speeds(found)
+            found = figures_for(
+                self.principal, service.metrics(None if served is None else served.bounds.model)
+            )
+            changed["figures"] = {
+                name: found[name] for name in _FIGURES if name in found
+            } | _speeds(found)
         if self.wants_ticks and served is not None:
             changed |= self._ticks(served)
         if not changed:
@@ -198,14 +202,17 @@ def _picture(service: Service, snapshots: Sequence[Snapshot], viewer: Viewer) ->
     cells = [snapshot.cells for snapshot in snapshots]
     shelf = () if service.shelf is None else service.shelf.entries
     kept = [snapshot.prefixes for snapshot in snapshots if snapshot.prefixes is not None]
-    return {
-        "requests": listed,
-        "models": [[entry.names[0], entry.state] for entry in shelf]
-        or [[served.bounds.model, "loaded"] for served in service.models],
-        "waiting": sum(snapshot.waiting for snapshot in snapshots),
+    counts = {
         "cells": _sums((each.used, each.reserved, each.total) for each in cells),
         "prefixes": _sums((each.leaves, each.leaf_tokens, each.pages, each.bytes) for each in kept)
         or None,
+    }
+    return {
+        "requests": listed,
+        "models": [[entry.names[0], entry.state] for entry in shelf if not entry.hidden]
+        or [[served.bounds.model, "loaded"] for served in service.models],
+        "waiting": sum(snapshot.waiting for snapshot in snapshots),
+        **(counts if viewer.principal.is_operator else {}),
     }
 
 

@@ -56,6 +56,7 @@ async def _answered(
         if asked.stream:
             await stream(exchange, shared, answers, _Events(asked, answers, shared), ())
             return None
+        exchange.expect_document()
         every = await whole(shared, answers)
     tellings = [Telling(asked, generation) for generation in answers.generations]
 

@@ -199,7 +199,9 @@ async def _loaded(
     try:
         with waiting.scope:
             async with trio.open_nursery() as nursery:
-                if telling is not None and not exchange.is_late:
+                if telling is None and not exchange.is_late:
+                    exchange.expect_document()
+                elif telling is not None and not exchange.is_late:
                     nursery.start_soon(_tell, exchange, entry, telling)
                 try:
                     payer = origin.principal.counts_as

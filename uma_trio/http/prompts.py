@@ -64,7 +64,7 @@ def check_length(value: Sequence[Any], path: str, shared: Shared) -> None:
     """
     context = shared.served.bounds.n_ctx_seq
     if len(value) > context:
-        raise no_room(len(value), context, path)
+        raise no_room(len(value), shared.served.bounds, path)
 
 
 def _holds_tokens(value: Sequence[Any]) -> bool:

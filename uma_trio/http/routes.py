@@ -25,7 +25,7 @@ from uma_trio.http.openai.chat import chat_completions, chat_tokens
 from uma_trio.http.openai.models import load, model, models, unload
 from uma_trio.http.page import page, to_page
 from uma_trio.http.rerank import rerank
-from uma_trio.http.responses.endpoint import input_tokens, responses, stored_response
+from uma_trio.http.responses.endpoint import compact, input_tokens, responses, stored_response
 from uma_trio.http.status import health, metrics, priority, router_figures
 from uma_trio.http.wire.errors import native_error
 from uma_trio.http.wire.router import Route, Router
@@ -36,6 +36,7 @@ ROUTES = (
     Route("POST", "/completions", completions),
     Route("POST", "/responses", responses),
     Route("POST", "/responses/input_tokens", input_tokens),
+    Route("POST", "/responses/compact", compact),
     Route("GET", "/responses/", stored_response),
     Route("POST", "/responses/", stored_response),
     Route("DELETE", "/responses/", stored_response),

@@ -7,7 +7,7 @@ OpenAI's is `response_format`, llama-server's `json_schema` and `grammar`, vLLM'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from uma_protocol.rules import ListOf, Text
@@ -24,9 +24,12 @@ from uma_trio.http.asking import (
     Either,
 )
 from uma_trio.http.fields import Body, Field, honoured
-from uma_trio.http.wire.errors import invalid
+from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.service.ask import Shape
 from uma_trio.service.checks import json_text
+from uma_trio.text.annotations import without_annotations
+from uma_trio.text.slices import utf8
 
 _MAX_BYTES: Final = 65_536
 _ANY_OBJECT: Final = '{"type": "object"}'
@@ -68,6 +71,62 @@ SERVING: tuple[Field, ...] = (
 """What texts and chats of OpenAI's and llama-server's APIs have in common beside how tokens are chosen."""
 
 
+_ELSEWHERE: Final = (
+    *(field.name for field in FIELDS),
+    *("format", "text", "output_config", "output_format"),  # Ollama, Responses, Messages
+    *(
+        "regex",
+        "ebnf",
+        "structural_tag",
+        "choice",
+        "schema",
+        "guided_decoding",
+    ),  # SGLang, vLLM, the socket
+    *("regex_pattern", "grammar_string"),  # TabbyAPI
+)
+_NESTED: Final = ("options", "parameters", "extra_body", "nvext")
+
+
+def refuse_other_shapes(fields: Sequence[Field], document: Mapping[str, Any]) -> None:
+    """Refuse what asks for a shape under the name that another API has for it.
+
+    Ignored, it would give a client an answer that its parser cannot read.
+
+    Raises:
+        Fault: such a field is there, and is not among `fields`.
+    """
+    own = {field.name for field in fields if field.treatment == "honoured"}
+    for name in _ELSEWHERE:
+        if name not in own and _asks_for_shape(name, document.get(name)):
+            raise _other_shape(name, own)
+    for outer in _NESTED:
+        inside = document.get(outer)
+        if isinstance(inside, dict):
+            for name in _ELSEWHERE:
+                if _asks_for_shape(name, inside.get(name)):
+                    raise _other_shape(f"{outer}.{name}", own)
+
+
+def _asks_for_shape(name: str, value: Any) -> bool:
+    if name in ("text", "output_config"):
+        value = value.get("format") if isinstance(value, dict) else None
+    if isinstance(value, dict) and value.get("type") == "text":
+        return False
+    return value not in (None, False, "", "text", [], {})
+
+
+def _other_shape(name: str, own: Collection[str]) -> Fault:
+    named = ", ".join(_SPELLED.get(known, known) for known in _ELSEWHERE if known in own)
+    return invalid(
+        name,
+        f"is another API's name for the shape of an answer; here it is asked for by {named}",
+        code="unsupported_parameter",
+    )
+
+
+_SPELLED: Final = {"text": "text.format", "output_config": "output_config.format"}
+
+
 def shape_of(body: Body) -> Shape | None:
     """Return what the answer has to look like; None if nothing says.
 
@@ -96,7 +155,7 @@ def format_of(field: str, value: Any) -> Shape | None:
         return None if kind == "text" else Shape("schema", _ANY_OBJECT, field)
     if not isinstance(value.get("schema"), dict):
         raise invalid(field, 'must have a schema, as in {"type": "json_schema", "schema": {...}}')
-    return Shape("schema", _json(field, value["schema"]), field)
+    return _of_schema(field, value["schema"], strict=value.get("strict") is True)
 
 
 def word_or_schema(field: str, value: Any) -> Shape | None:
@@ -128,7 +187,7 @@ def _response_format(field: str, value: Any) -> Shape | None:
     inner = value.get("json_schema")
     if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
         raise invalid(field, 'must have a json_schema such as {"name": "x", "schema": {...}}')
-    return Shape("schema", _json(field, inner["schema"]), field)
+    return _of_schema(field, inner["schema"], strict=inner.get("strict") is True)
 
 
 def _structured(field: str, value: Any) -> Shape | None:
@@ -148,10 +207,31 @@ def _structured(field: str, value: Any) -> Shape | None:
 def _schema(field: str, value: Any) -> Shape | None:
     """Read a schema, or one that is written as a string; an empty one says nothing."""
     if isinstance(value, str):
-        return Shape("schema", value, field) if value.strip() else None
+        return _written_schema(field, value) if value.strip() else None
     if value is not None and not isinstance(value, dict):
         raise invalid(field, "must be a JSON Schema, which is an object")
-    return Shape("schema", _json(field, value), field) if value else None
+    return _of_schema(field, value) if value else None
+
+
+def _written_schema(field: str, text: str) -> Shape:
+    """Read a schema that is written as a string; what is none is for the compiler to say."""
+    try:
+        schema = decoded(utf8(text), JsonLimits(text=len(text)))
+    except (NotJson, Excessive):
+        schema = None
+    return _of_schema(field, schema) if isinstance(schema, dict) else Shape("schema", text, field)
+
+
+def _of_schema(field: str, schema: dict[str, Any], *, strict: bool = False) -> Shape:
+    """Return the shape of a schema; one that is not strict without what only annotates, which is named in the answer."""
+    text = _json(field, schema)
+    if strict or not any(word in text for word in _ANNOTATE):
+        return Shape("schema", text, field)
+    bare, dropped = without_annotations(schema)
+    return Shape("schema", _json(field, bare), field, dropped)
+
+
+_ANNOTATE: Final = ('"format"', '"uniqueItems"')
 
 
 def _object(field: str, value: Any) -> Shape | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from uma_protocol.errors import Code
@@ -13,6 +15,7 @@ from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Head, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.pulse import SILENT_S, LoadReading
+from uma_trio.service.visibility import figures_for
 from uma_trio.telemetry.exposition import prometheus
 from uma_trio.words import LANES
 
@@ -41,8 +44,11 @@ async def health(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def metrics(exchange: Exchange, shared: Shared) -> Reply:
-    """Return the metrics in Prometheus' text format, or as JSON if the client accepts that; `?model=` chooses one."""
-    service, clock = shared.service, shared.service.clock
+    """Return the metrics in Prometheus' text format, or as JSON if the client accepts that; `?model=` chooses one.
+
+    Only operators see those that count tokens.
+    """
+    service, clock, viewer = shared.service, shared.service.clock, exchange.principal
     as_json = _wants_json(exchange.head)
     model = exchange.head.query.get("model")
     served = None if model is None else service.find(model)
@@ -51,11 +57,13 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
     def written() -> bytes:
         nonlocal spent
         began = clock()
-        figures = service.metrics() if served is None else served.telemetry.snapshot()
+        found = service.metrics() if served is None else served.telemetry.snapshot()
+        figures = figures_for(viewer, found)
         if as_json:
             text = msgspec.json.encode(figures)
         else:
-            each = service.metrics_of_each() if served is None else {}
+            models = service.metrics_of_each() if served is None else {}
+            each = {name: figures_for(viewer, one) for name, one in models.items()}
             text = (prometheus(figures, each) + llama_metrics(figures)).encode()
         spent = clock() - began
         return text
@@ -98,12 +106,11 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
     ]
     principal = exchange.principal
     # Clients choose the ids of the protocol, so another user's request may have the same one.
-    mine = [running for running in found if principal.may_change(running.origin.principal)]
-    wanted = [running.handle for running in mine or found]
-    if not [one for one in wanted if service.move(one, body.get("priority"), principal)]:
-        why = "that request is not running; GET /slots lists those that are"
+    moved = [one for one in found if service.move(one.handle, body.get("priority"), principal)]
+    if not moved:
+        why = "that request is not running, or not yours; GET /slots lists those that are"
         raise Fault(404, why, code="request_not_found")
-    return Reply(200, msgspec.json.encode({"ok": True, "moved": len(wanted)}))
+    return Reply(200, msgspec.json.encode({"ok": True, "moved": len(moved)}))
 
 
 def router_metrics(reading: LoadReading) -> str:
@@ -121,7 +128,8 @@ def router_metrics(reading: LoadReading) -> str:
             ("uma_backlog_seconds", load.backlog_s),
             ("vllm:num_requests_running", load.running),
             ("vllm:num_requests_waiting", load.waiting),
-            ("vllm:kv_cache_usage_perc", load.cells_reserved / cells),
+            # Rounded: everybody may ask, and it is the length of a request that runs alone.
+            ("vllm:kv_cache_usage_perc", math.ceil(100 * load.cells_reserved / cells) / 100),
             (f"vllm:cache_config_info{labels}", 1),
         )
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from uma_protocol.fields import MAX_TOOLS
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.http.asking import Anything
 from uma_trio.http.fields import Body, Field, honoured
@@ -13,7 +14,6 @@ from uma_trio.http.wire.message import Headers
 from uma_trio.service.ask import Call, Mode, Tool, ToolChoice
 from uma_trio.service.generation import Generation
 
-MAX_TOOLS: Final = 128
 MAX_NAME: Final = 128
 _MODES: Final[Mapping[str, Mode]] = {"auto": "auto", "required": "required", "none": "none"}
 
@@ -25,7 +25,9 @@ BUDGET: Final = honoured(
 
 FIELDS: tuple[Field, ...] = (
     honoured(
-        "tools", Anything("a list of at most 128 functions"), "functions that the model may call"
+        "tools",
+        Anything(f"a list of at most {MAX_TOOLS} functions"),
+        "functions that the model may call",
     ),
     honoured(
         "tool_choice",
@@ -149,7 +151,7 @@ def reshaped_header(kinds: Sequence[str]) -> Headers:
 
 
 def _loosened(names: Sequence[str]) -> Headers:
-    # A header's value has no space at its ends, and nothing but ASCII.
-    plain = [name for name in names if name.isascii() and " " not in name]
+    # A header's value has no space at its ends, and nothing but printable ASCII.
+    plain = [name for name in names if name.isascii() and name.isprintable() and " " not in name]
     shown = ", ".join(plain[:16])
     return (("X-UMA-Loosened", shown or str(len(names))),) if names else ()

@@ -53,6 +53,10 @@ class Turns:
         """Take what the user says."""
         self._turn("user").texts.append(text)
 
+    def summary(self, text: str) -> None:
+        """Take a summary that stands for the conversation before it."""
+        self.user(f"This is a summary of the conversation so far:\n\n{text}")
+
     def assistant(self, text: str) -> None:
         """Take what the model said."""
         if text:

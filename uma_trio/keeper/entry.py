@@ -11,14 +11,18 @@ from contextlib import ExitStack
 from typing import Literal
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
-from uma_trio.backend.base import Adapter
+from uma_protocol.errors import Code
+from uma_trio.backend.base import Adapter, ModelError, ModelFacts
+from uma_trio.backend.file_facts import facts_of_file
 from uma_trio.backend.needs import Estimate
+from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.deployment import Deployment, KeptPrefixes
+from uma_trio.service.ask import Refusal
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.wiring import adapters_of
+from uma_trio.wiring import adapters_of, chat_template, model_path
 from uma_trio.wiring_encoders import EncoderDeployment
 from uma_trio.words import Gives
 
@@ -71,6 +75,8 @@ class Entry:
     prefixes: KeptPrefixes | None = None
     payer: str = ""
     changed: trio.Event = field(factory=trio.Event)
+    _reading: trio.Lock = field(factory=trio.Lock)
+    _read: tuple[Hashable, ModelFacts] | None = None
     before_thread: trio.CancelScope | None = None
 
     @property
@@ -86,6 +92,38 @@ class Entry:
         return self.served_as or self.config.alias or (str(self.config.model),)
 
     @property
+    def path(self) -> str:
+        """Its file as it was configured, by a path or a name; "" for the bundled one."""
+        return str(self.config.model or "")
+
+    async def facts(self) -> ModelFacts:
+        """Return what its file says, also while it is not loaded; read once, while the file stays the same.
+
+        Raises :class:`Refusal`.
+        """
+        async with self._reading:  # one thread, however many ask
+            try:
+                return await trio.to_thread.run_sync(self._read_facts)
+            except ModelError as error:
+                raise Refusal(Code.E_MODEL_001, str(error)) from None
+
+    def _read_facts(self) -> ModelFacts:
+        path = model_path(self.config)
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise ModelError(f"Cannot open {path}: {error.strerror}") from None
+        seen = (path, found.st_mtime_ns, found.st_size, found.st_ino)
+        if self._read is None or self._read[0] != seen:
+            self._read = seen, facts_of_file(path)
+        facts = self._read[1]
+        try:
+            given = chat_template(self.config)
+        except ConfigError as error:
+            raise ModelError(str(error)) from None
+        return facts if given is None else evolve(facts, chat_template=given)
+
+    @property
     def size(self) -> int:
         """About how many bytes it takes, 0 if that is not known."""
         return 0 if self.estimate is None else self.estimate.least.total
@@ -99,8 +137,8 @@ class Entry:
 
     @property
     def hidden(self) -> bool:
-        """Whether it is left out of lists."""
-        return self.config.model_hidden
+        """Whether it is left out of lists, as what a request made up is, too: its name may be another user's word."""
+        return self.config.model_hidden or self.passing
 
     @property
     def in_use(self) -> bool:

@@ -53,7 +53,7 @@ from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.encode_request import EncodeRequest
 from uma_trio.service.fair import program_of, works_for
 from uma_trio.service.places import is_quiet
-from uma_trio.service.visibility import Viewer
+from uma_trio.service.visibility import Viewer, figures_for
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -398,12 +398,8 @@ class Connection:
 
     def _change(self, change: Callable[[int], bool], request: Cancel | SetPriority) -> None:
         """Change what runs under a handle, and say whether there was anything."""
-        try:
-            found = change(request.request or 0)
-        except Refusal as refusal:
-            self._say(refusal_event(refusal, request.id))
-            return
-        why = "that request is not running; `uma-trio ps` lists those that are"
+        found = change(request.request or 0)
+        why = "that request is not running, or not yours; `uma-trio ps` lists those that are"
         self._say(Ok(id=request.id) if found else error_event(Code.E_PROTO_005, why))
 
     def _on_sessions(self, request: ListSessions) -> None:
@@ -420,7 +416,7 @@ class Connection:
                 for seen in map(viewer.shown, every)
             ),
             waiting=sum(snapshot.waiting for snapshot in snapshots),
-            memory=memory_info(snapshots),
+            memory=memory_info(snapshots) if self._principal.is_operator else None,
             models=models_info(service),
             ticks=await telling.latest(service, viewer, ticks, now) if ticks else (),
             settings=dict(service.settings) if self._principal.is_operator else None,
@@ -512,7 +508,8 @@ class Connection:
         return await self._figures()
 
     async def _figures(self) -> Metrics:
-        return Metrics(metrics=await self._service.figures())
+        figures = await self._service.figures()
+        return Metrics(metrics=dict(figures_for(self._principal, figures)))
 
     async def _repeat_metrics(self, interval_s: float, scope: trio.CancelScope) -> None:
         with scope:

@@ -29,7 +29,7 @@ MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take 
 
 @frozen(kw_only=True)
 class Bounds:
-    """The limits of a request. `n_ctx_seq` is the context of one request, in tokens.
+    """The limits of a request. `n_ctx_seq` is the context of one request, in tokens; `longer` says how to get more.
 
     `model` is what clients call the loaded model, and `aliases` are its other names.
 
@@ -44,6 +44,7 @@ class Bounds:
     max_tokens_cap: int | None = None
     credit: int = 16
     aliases: tuple[str, ...] = ()
+    longer: str = ""
 
     def names(self, model: str) -> bool:
         """Whether this is a name of the loaded model."""
@@ -147,7 +148,7 @@ def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _check_shape(ask: Ask) -> None:
-    """Check that only the constraint ends a constrained answer. Raises :class:`Refusal`."""
+    """Check that one thing at most constrains the answer. Raises :class:`Refusal`."""
     chat = ask.prompt if isinstance(ask.prompt, Chat) else None
     tools = chat is not None and chat.tools and chat.choice.mode != "none"
     if ask.shape is not None and tools:
@@ -156,19 +157,6 @@ def _check_shape(ask: Ask) -> None:
             f"{ask.shape.field} cannot be combined with tools; omit one of them, or set tool_choice none",
             field=ask.shape.field,
         )
-    if ask.shape is None and not tools:
-        return
-    named = "tools" if ask.shape is None else ask.shape.field
-    for field, set_ in (
-        ("ignore_eos", ask.sampling.ignore_eos),
-        ("min_tokens", ask.sampling.min_tokens > 0),
-    ):
-        if set_:
-            raise Refusal(
-                Code.E_PROTO_003,
-                f"{field} cannot be combined with {named}, because these decide where the answer ends",
-                field=field,
-            )
 
 
 def _check_tools(chat: Chat) -> None:
@@ -209,7 +197,7 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
     if n_prompt == 0:
         raise Refusal(Code.E_PROTO_003, "the prompt holds no tokens", field=field)
     if room < 1:
-        raise no_room(n_prompt, context, field)
+        raise no_room(n_prompt, bounds, field)
     if asked is None:
         return _above_least(ask, min(bounds.max_tokens, room))
     if ask.clamp:
@@ -218,7 +206,7 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
         raise Refusal(
             Code.E_LIMIT_004,
             f"a prompt of {n_prompt} and max_tokens {asked} exceed the context of "
-            f"{context}; at most {room} tokens can follow this prompt",
+            f"{context}; at most {room} tokens can follow this prompt{bounds.longer and '. ' + bounds.longer}",
             field="max_tokens",
             prompt_tokens=n_prompt,
             context=context,
@@ -245,15 +233,16 @@ def check_fits(ask: Ask, bounds: Bounds, longest_piece: int) -> None:
     else:
         field, least = "prompt", len(prompt)
     if least > _FAR * bounds.n_ctx_seq:
-        raise no_room(least, bounds.n_ctx_seq, field, at_least=True)
+        raise no_room(least, bounds, field, at_least=True)
 
 
-def no_room(n_prompt: int, context: int, field: str, *, at_least: bool = False) -> Refusal:
+def no_room(n_prompt: int, bounds: Bounds, field: str, *, at_least: bool = False) -> Refusal:
     """Return the refusal of a prompt that fills the context."""
+    context = bounds.n_ctx_seq
     return Refusal(
         Code.E_LIMIT_004,
         f"the prompt has {'at least ' * at_least}{n_prompt} tokens and leaves no room for an answer in the context of "
-        f"{context}; shorten it to {context - 1} or fewer",
+        f"{context}; shorten it to {context - 1} or fewer{bounds.longer and '. ' + bounds.longer}",
         field=field,
         prompt_tokens=n_prompt,
         context=context,

@@ -70,10 +70,11 @@ class TextsRequest(Protocol):
     def arrived(self) -> float:
         """When it came, on the engines' clock."""
 
-    n_tokens: int
-    """How many tokens its texts have."""
     reason: str
     """How it was answered: stop, or error."""
+
+    def accept(self, n_tokens: int) -> None:
+        """Note that its texts, of so many tokens, are valid and wait to be encoded."""
 
 
 @define(eq=False)
@@ -237,7 +238,7 @@ class Embedder:
         try:
             if self.inbox.closed:
                 raise Refusal(Code.E_RUNTIME_004, "the engine has stopped")
-            request.n_tokens = n_tokens
+            request.accept(n_tokens)
             owes_s = self.debts.pop(user, 0.0)
             self.inbox.put(Encode(handle, user, inputs, order, reply, request.arrived, owes_s))
             await answered.wait()

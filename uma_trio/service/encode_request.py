@@ -33,13 +33,18 @@ class EncodeRequest(WaitsForModel):
     def __init__(self, service: Service, origin: Origin) -> None:
         super().__init__(service.new_handle(), origin, "background", None, service.clock())
         self._service = service
-        #: How many tokens its texts have, and how it was answered; the :class:`Embedder` says so.
+        #: How many tokens its texts have, once they are accepted, and how it was answered.
         self.n_tokens, self.reason = 0, ""
-        #: Called when it begins to wait for its model.
+        #: Called when it begins to wait for its model, and when its texts wait for the engine.
         self.on_wait: Callable[[], object] = lambda: None
+        self.on_accept: Callable[[], object] = lambda: None
 
     def move_to(self, lane: Lane) -> None:
         """Do nothing: texts are computed in the time that streams leave, in any lane."""
+
+    def accept(self, n_tokens: int) -> None:
+        self.n_tokens = n_tokens
+        self.on_accept()
 
     def _log(self) -> None:
         """Write the line of the request, as each answer has one: who asked, how much, how long it took. Never text."""

@@ -119,13 +119,17 @@ class Generation:
         ask, service = self.ask, self._service
         *within, conversation = service.shares.path(self.origin, ask.session)
         self.prompt = prepared.tokens
-        self.reading = Reading(prepared.parser, prepared.loosened, prepared.reshaped)
+        self.reading = Reading(
+            prepared.parser, prepared.loosened, ask.stop, reshaped=prepared.reshaped
+        )
+        if self.reading.stops:
+            self.pipe.look = self._look
         return Submit(
             handle=self.handle,
             prompt=prepared.tokens,
             max_tokens=max_tokens_for(ask, len(self.prompt), served.bounds),
             params=ask.sampling,
-            stop=ask.stop,
+            stop=() if self.reading.stops else ask.stop,
             lane=self.lane,
             client=conversation,
             within=tuple(within),
@@ -162,6 +166,14 @@ class Generation:
             elif not isinstance(item, PromptProgress):  # which takes no credit
                 assert_never(item)
         return items
+
+    def _look(self, item: StreamItem) -> StreamItem | None:
+        """Read an item that has just come from the engine; end the answer at a stop string."""
+        was_stopped = self.reading.stopped is not None
+        found = self.reading.take(item)
+        if self.reading.stopped is not None and not was_stopped and isinstance(item, TokenOut):
+            self._tell(Cancel(self.handle, reason="stop"))
+        return found
 
     def so_far(self, n_tokens: int) -> Finished:
         """Return a terminal item for the tokens taken so far, `n_tokens` of the answer."""

@@ -41,10 +41,6 @@ from uma_trio.sockets.principal import Principal
 from uma_trio.telemetry.outlook import Outlook
 from uma_trio.words import Gives, Lane
 
-_NOT_YOURS = (
-    "that request is another user's; ask as that user, as the user that runs the daemon, or with an "
-    "admin key (--http-admin-key-file)"
-)
 _KEPT: Final = 64  # records of requests of unloaded models; as many as an engine tells at once
 _ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
 _ONLY: Final = "this model is not in the section `models` of the settings file, and stays loaded"
@@ -194,6 +190,18 @@ class Service:
             bare = name.removesuffix(_ANY_TAG)
             one = called((name, bare), shelf.bases, gives) or shelf.find(name) or shelf.find(bare)
         return one or instead(shelf.bases, name, gives, exact=exact)
+
+    def configured(
+        self, name: str | None, gives: Gives | None = None, *, exact: bool = False
+    ) -> ShelfEntry | None:
+        """Return the configured model of this name, loaded or not, as :meth:`entry`; None if there is only one model.
+
+        Raises:
+            Refusal: there is none of this name, or it makes something else.
+        """
+        if self.shelf is None:
+            return None
+        return self._required(self.entry(name, gives, exact=exact), name, gives)
 
     def _loaded(
         self, name: str | None, gives: Gives | None = None, *, exact: bool = False
@@ -427,38 +435,36 @@ class Service:
         return {served.bounds.model: served.telemetry.snapshot() for served in self._writers()}
 
     def _writers(self) -> Sequence[ServedModel]:
-        """Return the loaded models that write; none where only one is configured."""
+        """Return the loaded models that write, without the hidden ones; none where only one is configured."""
         shelf, writers = self.shelf, [one for one in self._models if one.gives == "text"]
         every = writers if shelf is None else [e for e in shelf.entries if e.gives == "text"]
-        return writers if max(len(writers), len(every)) > 1 else ()
+        listed = [one for one in writers if not self.is_hidden(one)]
+        return listed if max(len(writers), len(every)) > 1 else ()
+
+    def is_hidden(self, served: ServedModel) -> bool:
+        """Whether a loaded model is left out of lists."""
+        entry = self.entry(served.bounds.model)
+        return entry is not None and entry.hidden
 
     def move(self, handle: int, lane: Lane, by: Principal) -> bool:
-        """Move a request to a lane; False if the handle is unknown.
-
-        Raises:
-            Refusal: it is another principal's, and `by` is no operator.
-        """
+        """Move a request to a lane; False if the handle is unknown, or another principal's and `by` is no operator."""
         generation = self._changeable(handle, by)
         if generation is not None:
             generation.move_to(lane)
         return generation is not None
 
     def cancel(self, handle: int, by: Principal) -> bool:
-        """End a request; False if the handle is unknown.
-
-        Raises:
-            Refusal: it is another principal's, and `by` is no operator.
-        """
+        """End a request; False as :meth:`move`."""
         generation = self._changeable(handle, by)
         if generation is not None:
             generation.end()
         return generation is not None
 
     def _changeable(self, handle: int, by: Principal) -> RunningRequest | None:
+        """Return a request that `by` may change. That another one lives is not told: the answer is the same."""
         generation = self.directory.get(handle)
-        if generation is not None and not by.may_change(generation.origin.principal):
-            raise Refusal(Code.E_AUTH_002, _NOT_YOURS)
-        return generation
+        may = generation is not None and by.may_change(generation.origin.principal)
+        return generation if may else None
 
     # --- the end ---
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from uma_trio.backend.base import Adapter
+from uma_trio.backend.base import ModelFacts as ModelFacts
 from uma_trio.service.served import ServedModel
 from uma_trio.words import Gives
 
@@ -20,6 +21,13 @@ class ShelfEntry(Protocol):
     @property
     def gives(self) -> Gives:
         """What it makes of a text."""
+
+    @property
+    def path(self) -> str:
+        """Its file as it was configured, by a path or a name; "" for the bundled one."""
+
+    async def facts(self) -> ModelFacts:
+        """Return what its file says, also while it is not loaded. Raises :class:`Refusal`."""
 
     @property
     def known(self) -> Sequence[Adapter]:

@@ -28,6 +28,12 @@ from uma_trio.service.playout import Playout
 
 Take = Callable[[], bool]
 """Takes what is to be shown; says whether it wants to be called again."""
+Look = Callable[[StreamItem], StreamItem | None]
+"""Reads an item that arrives; returns the item to take instead, if any."""
+
+
+def _nothing() -> bool:
+    return False
 
 
 class Reader:
@@ -59,6 +65,11 @@ class Reader:
         if task is not None:  # it may have been cancelled by what `take` did
             trio.lowlevel.reschedule(task)
 
+    def fail(self, error: Exception) -> None:
+        """Raise an exception in the waiting reader, or in the next one that waits."""
+        self._error, self.due = error, True
+        self._take = None if self._take is None else _nothing
+
     async def read(self, take: Take) -> None:
         """Call `take` each time that items of one of its pipes are due, until it returns False.
 
@@ -68,10 +79,14 @@ class Reader:
         while self.due:
             await trio.lowlevel.checkpoint()
             self.due = False
+            self._raise()
             if not take():
                 return
         self._take, self._task = take, trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._give_up)
+        self._raise()
+
+    def _raise(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -86,13 +101,15 @@ class Pipe:
 
     Both ends are used on trio's thread. After :meth:`close` further items are dropped. Pipes that
     one task reads share its `reader`. Progress of a prompt uses no credit: of the items that are
-    not taken, the first and the latest stay.
+    not taken, the first and the latest stay. `look`, if set, is called with each item when it
+    arrives, and returns what is taken instead; what it raises is raised in the reader.
     """
 
-    __slots__ = ("_closed", "_held", "_items", "_playout", "_shown_at", "reader")
+    __slots__ = ("_closed", "_held", "_items", "_playout", "_shown_at", "look", "reader")
 
     def __init__(self, playout: Playout, reader: Reader) -> None:
         self.reader = reader
+        self.look: Look | None = None
         self._playout = playout
         self._items: list[StreamItem] = []
         self._held: deque[tuple[float, TokenOut]] = deque()  # and when each is due, ascending
@@ -103,6 +120,16 @@ class Pipe:
         """Append `item`. The reader takes it at :meth:`flush`, or when it is due."""
         if self._closed:
             return
+        if self.look is not None:
+            try:
+                looked_at = self.look(item)
+            except Exception as error:  # that of this request, and of no other
+                self.close()
+                self.reader.fail(error)
+                return
+            if looked_at is None:
+                return
+            item = looked_at
         if isinstance(item, TokenOut) and item.show_at:
             if self._hold(item):
                 return

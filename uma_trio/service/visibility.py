@@ -3,11 +3,14 @@
 A principal sees its own requests, an operator all. Any other request is shown as "another user": that
 it is there, its state and its lane, without app, name, process, id or counts. The rule holds for
 `ps` and `sessions`, for `/slots`, `/events` and the page; metrics have no labels that name anybody.
+Figures that count tokens, cells or batches are an operator's: where one request ran in between, their
+difference is its length.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -16,11 +19,34 @@ from uma_trio.engine.records import Wait
 from uma_trio.service.ask import Origin
 from uma_trio.service.directory import Directory, Named
 from uma_trio.sockets.principal import Principal
+from uma_trio.telemetry.catalogue import METRICS
 
 #: The app and the handle of another principal's request.
 ANOTHER_USER: Final = "another user"
 HIDDEN: Final = 0
 _NAMED: Final = 3  # of those that somebody waits for
+
+
+_UNITS: Final = ("tokens", "cells", "rows", "calls", "sequences", "leaves", "pages", "bytes")
+_KEPT: Final = ("kv_cells_total",)
+_PER_REQUEST: Final = ("ttft_ms", "ttf5_ms", "queue_ms", "worst_pause_ms", "loop_lag_ms")
+COUNTS: Final = frozenset(
+    metric.name
+    for metric in METRICS
+    if (metric.unit in _UNITS and metric.name not in _KEPT)
+    or (metric.kind == "histogram" and metric.name not in _PER_REQUEST)
+) | {"scorecard"}  # a second of its rates is a number of tokens
+"""Metrics by which the length of a single request can be told."""
+
+
+def figures_for(viewer: Principal, figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return metrics as `viewer` may see them, those of single models among them, too."""
+    if viewer.is_operator:
+        return figures
+    seen = {name: value for name, value in figures.items() if name not in COUNTS}
+    if models := seen.get("models"):
+        seen["models"] = {name: figures_for(viewer, each) for name, each in models.items()}
+    return seen
 
 
 @frozen

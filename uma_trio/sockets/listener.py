@@ -172,10 +172,19 @@ class Listener:
 
 
 class Listeners:
-    """One front under several names: the first is the one that is told, and watched."""
+    """One front under several names: the first is the one that is told, and watched.
 
-    def __init__(self, first: Listener | TcpListener, *others: Listener) -> None:
+    `missing` says why a further name could not be had.
+    """
+
+    def __init__(
+        self,
+        first: Listener | TcpListener,
+        *others: Listener | TcpListener,
+        missing: str = "",
+    ) -> None:
         self.all = (first, *others)
+        self.missing = missing
         self.path = first.path
         self.until_lost = first.until_lost
 

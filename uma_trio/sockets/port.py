@@ -13,9 +13,19 @@ import trio
 from uma_trio.sockets.accepting import BACKLOG, accept_forever
 from uma_trio.sockets.address import Address
 
+_OTHER_LOOPBACK = {"127.0.0.1": "::1", "::1": "127.0.0.1"}
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
 
 class PortUnusable(Exception):
-    """The daemon cannot listen there; the message is one sentence for the operator."""
+    """The daemon cannot listen there; the message is one sentence for the operator.
+
+    `is_missing` is whether the machine does not have the address, as `::1` where IPv6 is switched off.
+    """
+
+    def __init__(self, message: str, *, is_missing: bool = False) -> None:
+        super().__init__(message)
+        self.is_missing = is_missing
 
 
 class TcpListener:
@@ -88,14 +98,17 @@ class PortClaim:
 
 def bound(address: Address, flag: str) -> socket.socket:
     """Return a socket that listens on a port, which was chosen by `flag`. Raises :class:`PortUnusable`."""
-    where = f"{address.host}:{address.port}"
+    where = address.url.removeprefix("http://")
     try:
         family, kind, protocol, _, found = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM
         )[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise PortUnusable(f"{flag} {where}: {error.strerror}; name another host") from None
+        raise PortUnusable(
+            f"{flag} {where}: {error.strerror}; name another host",
+            is_missing=error.errno in _NO_SUCH_ADDRESS,
+        ) from None
     try:
         sock.setblocking(False)
         if sys.platform == "win32":
@@ -109,5 +122,20 @@ def bound(address: Address, flag: str) -> socket.socket:
         sock.close()
         taken = error.errno == errno.EADDRINUSE
         why = "something else listens there" if taken else error.strerror
-        raise PortUnusable(f"{flag} {where}: {why}; choose another port") from None
+        raise PortUnusable(
+            f"{flag} {where}: {why}; choose another port",
+            is_missing=error.errno in _NO_SUCH_ADDRESS,
+        ) from None
     return sock
+
+
+def other_loopback(sock: socket.socket) -> Address | None:
+    """Return the port of a listening socket at the other loopback address; None if it does not listen on one.
+
+    Some clients take `localhost` for 127.0.0.1, others for ::1.
+    """
+    if sock.family == socket.AF_UNIX:
+        return None
+    host, port = sock.getsockname()[:2]
+    other = _OTHER_LOOPBACK.get(host)
+    return None if other is None else Address(other, port)

@@ -70,7 +70,8 @@ class Preparation:
                 chat.tools, chat.choice, thinking=thinking, continued=chat.manner.continue_final
             )
             pieces = None if parser is None else front_end.replies.pieces
-            found.append(Prepared(tokens, constraint, parser, loosened.names, pieces, reshaped))
+            names = loosened.names if self._shape is None else self._shape.loosened
+            found.append(Prepared(tokens, constraint, parser, names, pieces, reshaped))
         return found
 
     def compile(self) -> None:

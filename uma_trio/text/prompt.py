@@ -11,6 +11,7 @@ from attrs import frozen
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.documents import Habits
 from uma_trio.text.slices import SLICE, json_text, slices
+from uma_trio.text.surrogates import in_utf8
 
 
 class Unrenderable(Exception):
@@ -164,13 +165,5 @@ def packed(text: str) -> str | msgspec.Raw:
     """
     if text.isascii() and len(text) <= SLICE:
         return text
-    data = b"".join(map(_utf8, slices(text)))
+    data = b"".join([in_utf8(part).encode() for part in slices(text)])
     return msgspec.Raw(b"\xdb" + len(data).to_bytes(4, "big") + data)  # str 32
-
-
-def _utf8(part: str) -> bytes:
-    try:
-        return part.encode()
-    except UnicodeEncodeError:
-        whole = part.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return whole.encode()

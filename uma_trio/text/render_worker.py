@@ -41,6 +41,7 @@ from uma_trio.text.prompt import (
 from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Kinds, Refusals, Reshaping
 from uma_trio.text.slices import slices
 from uma_trio.text.spellings import Spellings, free_marks, unmarked
+from uma_trio.text.surrogates import in_utf8
 
 _MOST_SOURCES: Final = 32
 # Time of the CPU for one prompt. Templates that look at all messages for each one take time by the square of their
@@ -370,7 +371,7 @@ class _Renderer:
         self, written: str, messages: Sequence[Message], asked: _Asked, reshaped: Sequence[str]
     ) -> Rendered:
         """Return the prompt that ends as it is to, and what of it are control tokens."""
-        text, places = unmarked(written, (asked.mark, asked.end))
+        text, places = unmarked(in_utf8(written), (asked.mark, asked.end))
         marks, ends, ending = places[asked.mark], places[asked.end], asked.ending
         if ending.continues:
             if not ends:
@@ -398,7 +399,7 @@ class _Renderer:
                 text += str(ending.reasoning)
                 thinking = True
         return Rendered(
-            [part.encode("utf-8", "replace") for part in slices(text)],
+            [part.encode() for part in slices(text)],
             self._spellings.specials(text, marks),
             self._spellings.cuts(text, marks),
             list(map(str, reshaped)),

@@ -37,8 +37,10 @@ class Shape:
     `text` is a JSON Schema, a regular expression in Rust's syntax, a JSON list of strings, or a
     grammar, GBNF or Lark. `field` is what the request calls it, for messages. The last two kinds are
     the daemon's own: a schema of which what cannot be enforced is left out, and a grammar of a reply.
+    `loosened` is what was left out of a schema before.
     """
 
     kind: Kind
     text: str
     field: str = "schema"
+    loosened: tuple[str, ...] = ()

@@ -183,7 +183,11 @@ class PrefixCache:
     def _take(self, sequence: Sequence, found: FoundPrefix, source: Source | None = None) -> None:
         """Share what is resident, then restore what is saved beyond that."""
         pages = found.pages if self.saving.worth_restoring(found.pages) else ()
+        if pages and self._limits.n_streams > 1:  # only a whole sequence can be restored
+            pages = pages[0].path[:-1] + pages
         n = min(found.resident, pages[0].start) if pages else found.resident
+        if n and found.leaf is not None and self._limits.n_streams > 1:
+            self.leaves.shorten(found.leaf, n)
         if n and not self._backend.kv_copy(found.seq, sequence.slot, 0, n):
             self.failures["copy"] += 1
             n = 0
@@ -191,6 +195,7 @@ class PrefixCache:
             pages = pages[0].path[:-1] + pages
         if found.leaf is not None and n:
             self.leaves.use(found.leaf, self._clock())
+            self.room.used(found.leaf)
         self.leaves.recount()
         kind: Source = source or ("leaf" if found.leaf is not None else "running")
         if pages:
@@ -260,7 +265,7 @@ class PrefixCache:
     def next_restore_s(self) -> float | None:
         """Return how long restoring the next page should take; None if no request waits for one."""
         first = self._next_blocked()
-        return None if first is None else self.saving.restore_s(first.pages[0])
+        return None if first is None else sum(map(self.saving.restore_s, self._part_of(first)))
 
     def restore_next(self) -> float:
         """Restore the next page; return the seconds that it took."""
@@ -312,19 +317,25 @@ class PrefixCache:
                 running[handle].inherit(firsts.get(handle, ()))
         self._waited_for = set(firsts)
 
+    def _part_of(self, blocked: _Blocked) -> list[Page]:
+        """Return the pages that are restored next, at once: all of them where only whole sequences can be."""
+        return list(blocked.pages)[: None if self._limits.n_streams > 1 else 1]
+
     def _restore(self, blocked: _Blocked) -> float:
-        """Restore the next page of a request; return the seconds that it took."""
-        began, page = self._clock(), blocked.pages.popleft()
-        self.room.make(len(page.tokens))
-        done = page.saved is not None and self._backend.kv_restore(
-            blocked.sequence.slot, page.saved
-        )
-        page.locked -= 1
-        took_s = self._clock() - began
+        """Restore the next pages of a request; return the seconds that it took."""
+        began, pages, slot = self._clock(), self._part_of(blocked), blocked.sequence.slot
+        n_tokens = sum(len(page.tokens) for page in pages)
+        self.room.make([slot], n_tokens)
+        saved = [page.saved for page in pages if page.saved is not None]
+        done = len(saved) == len(pages) and self._backend.kv_restore(slot, saved)
+        for page in pages:
+            blocked.pages.popleft()
+            page.locked -= 1
+        page, took_s = pages[-1], self._clock() - began
         self.ledger.spend(blocked.sequence.submit.program, took_s)
         if done:
-            self.saving.restored(page, took_s)
-            self.store.used((page,))
+            self.saving.restored(n_tokens, took_s)
+            self.store.used(tuple(pages))
         else:
             self.failures["restore"] += 1
         if not done or not blocked.pages:
@@ -372,6 +383,7 @@ class PrefixCache:
         if not self.leaves.keep(leaf, sequence.slot):
             self.failures["copy"] += 1
             return
+        self.room.used(leaf)
         for other in self.leaves.within(leaf):
             self.room.drop(other)
         self.saving.add(leaf)

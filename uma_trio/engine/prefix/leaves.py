@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from attrs import define, field
 
 from uma_trio.backend.base import Backend, IntArray
 from uma_trio.engine.prefix.pages import Page, common
 from uma_trio.policy.fairness import Path
+
+#: A request that continues before the end of a leaf needs a copy of its stream, and the two hold two streams from then
+#: on. So an end of few tokens, or of a small part of the prefix, is dropped: most are answers that the client has cut.
+SHORT_END: Final = 1024
+SHORT_PART: Final = 8
 
 
 @define(eq=False)
@@ -41,6 +47,7 @@ class Leaf:
     leaving: bool = False
     given_up: bool = False
     again_s: float = 0.0
+    level: float = 0.0  # of Room, when it was used last
 
     @property
     def unsaved(self) -> int:
@@ -88,6 +95,23 @@ class Leaves:
         self.n_tokens += len(leaf.tokens)
         self._counted = False
         return True
+
+    def shorten(self, leaf: Leaf, n: int) -> None:
+        """Drop the end of a leaf behind `n` tokens, if it is short."""
+        excess = len(leaf.tokens) - n
+        if not 0 < excess <= max(SHORT_END, n // SHORT_PART):
+            return
+        leaf.tokens = leaf.tokens[:n]
+        self.n_tokens -= excess
+        self.backend.kv_remove(leaf.seq, n)
+        page = leaf.page
+        while page is not None and page.end > n:
+            page = page.parent
+        leaf.page = (
+            page if page is not None and page.parent is not None else None
+        )  # the root is no page
+        leaf.saved = 0 if leaf.page is None else leaf.page.end
+        self._counted = False
 
     def recount(self) -> None:
         """Note that cells were shared or dropped; `cells` of each leaf is counted when needed."""

@@ -26,7 +26,11 @@ _TICK_S: Final = 0.01  # where no tick was measured
 
 @define(eq=False)
 class Room:
-    """The cells that leaves hold. `rent_s` is the rent of all leaves together."""
+    """The cells that leaves hold. `rent_s` is the rent of all leaves together.
+
+    In a unified cache leaves are dropped by their last use. A stream is free only as a whole, so there the leaf goes
+    that is computed again soonest, measured from `level`, which rises with each leaf that goes (GreedyDual).
+    """
 
     backend: Backend
     leaves: Leaves
@@ -34,28 +38,48 @@ class Room:
     compaction: Compaction
     reuse: Reuse
     rent_s: float = 0.0
+    level: float = 0.0
 
-    def make(self, n_tokens: int) -> bool:
-        """Drop leaves until `n_tokens` cells are free; False if none was dropped.
-
-        Saved leaves are dropped first. A leaf whose cells are all held by requests stays, because
-        dropping it would free nothing.
-        """
-        most = self.backend.limits.n_ctx - n_tokens
-        if not len(self.leaves) or self.backend.kv_used() <= most:
-            return False
-        self.leaves.count()
-        order = [leaf for leaf in self.leaves if leaf.cells]
-        order.sort(key=lambda leaf: (leaf.to_save > 0, leaf.used_at))
-        for leaf in order:
+    def make(self, slots: Sequence[int], n_tokens: int) -> None:
+        """Drop leaves until these slots have cells for `n_tokens` more, saved leaves first."""
+        if not len(self.leaves) or not self.backend.kv_shortage(slots, n_tokens):
+            return
+        for leaf in self._droppable():
+            self.level = max(self.level, self._worth(leaf))
             self.drop(leaf)
-            if self.backend.kv_used() <= most:
+            if not self.backend.kv_shortage(slots, n_tokens):
                 break
-        return len(order) > 0
 
     def drop_all(self) -> bool:
         """Drop all leaves with cells, after a decode found no room; False if there are none."""
-        return self.make(self.backend.limits.n_ctx)
+        order = self._droppable()
+        for leaf in order:
+            self.drop(leaf)
+        return len(order) > 0
+
+    def _droppable(self) -> list[Leaf]:
+        """Return the leaves that free cells, the saved ones first.
+
+        A leaf whose cells are all held by requests stays, because dropping it would free nothing.
+        """
+        if self.backend.limits.n_streams > 1:
+            self.leaves.recount()  # what only leaves hold changes as requests compute
+        self.leaves.count()
+        order = [leaf for leaf in self.leaves if leaf.cells]
+        if self.backend.limits.n_streams > 1:
+            order.sort(key=self._worth)
+        else:
+            order.sort(key=lambda leaf: (leaf.to_save > 0, leaf.used_at))
+        return order
+
+    def _worth(self, leaf: Leaf) -> float:
+        """Return what having a leaf again takes, from the level at its last use."""
+        n, saving = len(leaf.tokens), self.saving
+        return leaf.level + (saving.token_s * n if leaf.is_saved else saving.again_s(leaf))
+
+    def used(self, leaf: Leaf) -> None:
+        """Note that a request left a leaf, or continues from it."""
+        leaf.level = self.level
 
     def empty(self) -> None:
         """Save all leaves and take them out of the KV cache, before a request begins that is alone in it.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from uma_trio.backend.base import Backend
+from uma_trio.backend.base import Backend, Saved
 from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.engine.prefix.measured import CellTimes
 from uma_trio.engine.prefix.pages import Page
@@ -68,6 +68,7 @@ class Saving:
         self.failures = 0
         self._ledger = ledger
         self.cost: CostModel | None = None
+        self._whole_only = backend.limits.n_streams > 1
         window = backend.limits.window
         # A page saved behind the window of its own end lacks cells that the next one needs.
         self._can = store.budget > 0 and not 0 < window < PAGE
@@ -104,13 +105,14 @@ class Saving:
             page.cost_s for page in pages
         )
 
-    def restored(self, page: Page, took_s: float) -> None:
+    def restored(self, n_tokens: int, took_s: float) -> None:
         """Learn from a restore."""
-        self.restore_takes.learn(scattered=False, token_s=took_s / len(page.tokens))
+        self.restore_takes.learn(scattered=False, token_s=took_s / n_tokens)
 
     def add(self, leaf: Leaf) -> None:
         """Queue a leaf to be saved, without its saved part."""
-        if not self._can:
+        n_bytes = len(leaf.tokens) * self._backend.model.cell_bytes
+        if not self._can or (self._whole_only and n_bytes > self._store.budget):
             self.give_up(leaf)
             return
         self._find(leaf)
@@ -202,8 +204,14 @@ class Saving:
 
     def _page_s(self, leaf: Leaf) -> float:
         """Return how long saving the next page of a leaf should take."""
-        first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
-        return self.save_takes[self._scattered(leaf, first, last)] * (last - first)
+        first, last = self._next_part(leaf)
+        n = last if self._whole_only else last - first
+        return self.save_takes[self._scattered(leaf, first, last)] * n
+
+    def _next_part(self, leaf: Leaf) -> tuple[int, int]:
+        """Return which positions are saved next: a page, or all where the backend copies whole sequences only."""
+        end = len(leaf.tokens)
+        return leaf.saved, end if self._whole_only else min(leaf.saved + PAGE, end)
 
     def _scattered(self, leaf: Leaf, first: int, last: int) -> bool:
         return self._backend.kv_runs(leaf.seq, first, last) >= SCATTERED
@@ -216,39 +224,46 @@ class Saving:
             self._queue.pop(0)
             self._whole(leaf)
             return 0.0
-        first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
+        first, last = self._next_part(leaf)
         scattered = self._scattered(leaf, first, last)
         known_s = 0.0 if self.save_takes.guessed(scattered=scattered) else self._page_s(leaf)
         if known_s > MOST_TIMES * self._cost_s(first, last - first):
             self._queue.pop(0)
             self.give_up(leaf)
             return 0.0
-        saved = self._backend.kv_save(leaf.seq, first, last)
-        page = None
+        saved = self._backend.kv_save(leaf.seq, first, last, PAGE)
         if saved is None:
             self.failures += 1
         else:
-            tokens = leaf.tokens[first:last]
-            page = self._store.add(
-                leaf.namespace,
-                leaf.page,
-                tokens,
-                saved,
-                owner=leaf.owner,
-                cost_s=self._cost_s(first, last - first),
-            )
+            self._store_pages(leaf, saved)
         took_s = self._clock() - began
         self._ledger.spend(leaf.owner, took_s)
-        if page is None:
+        if leaf.saved < last:
             self._queue.pop(0)
             self.give_up(leaf)
             return took_s
-        self.save_takes.learn(scattered=scattered, token_s=took_s / (last - first))
-        leaf.page, leaf.saved = page, last
+        n = last if self._whole_only else last - first
+        self.save_takes.learn(scattered=scattered, token_s=took_s / n)
         if not leaf.unsaved:
             self._queue.pop(0)
             self._whole(leaf)
         return took_s
+
+    def _store_pages(self, leaf: Leaf, saved: Sequence[Saved]) -> None:
+        """Store the next pages of a leaf, until one finds no room."""
+        for cells in saved:
+            first, last = leaf.saved, min(leaf.saved + PAGE, len(leaf.tokens))
+            page = self._store.add(
+                leaf.namespace,
+                leaf.page,
+                leaf.tokens[first:last],
+                cells,
+                owner=leaf.owner,
+                cost_s=self._cost_s(first, last - first),
+            )
+            if page is None:
+                return
+            leaf.page, leaf.saved = page, last
 
     def sessions(self, namespace: str) -> list[str]:
         """Return the sessions of a namespace whose latest turn is saved."""

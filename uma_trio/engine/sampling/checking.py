@@ -46,6 +46,9 @@ class Bound(Protocol):
     def mask(self, masks: Masks, behind: int) -> Mask:
         """Return what its constraint allows, which stands `behind` tokens behind the answer."""
 
+    def not_excluded(self, ids: IdArray) -> IdArray:
+        """Return those of the allowed tokens that are no excluded end; all, if nothing else is left."""
+
     def redraw(self, row: FloatArray, ids: IdArray, behind: int) -> int:
         """Return one of the tokens `ids`, by the logits of `row`; `IMPOSSIBLE` if none can be.
 
@@ -167,7 +170,7 @@ def _walk(
             if not mask.wait(0.0):
                 tokens[row] = LATE
                 continue
-            ids = mask.ids()
+            ids = sampler.not_excluded(mask.ids())
             if elsewhere and holds(ids, tokens[row]):
                 continue
             among[row] = ids

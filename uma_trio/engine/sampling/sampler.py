@@ -95,7 +95,8 @@ class Sampler:
         self.constraint = constraint
         self.greedy = params.temperature <= 0.0
         self.ends = frozenset(params.stop_token_ids)  # each ends the answer, and is no part of it
-        if not params.ignore_eos:
+        # A constraint may leave nothing but an end, which ends the answer then.
+        if not params.ignore_eos or constraint is not None:
             self.ends |= frozenset(end_tokens)
         self.adjuster: Adjuster | None = None
         if Adjuster.needed(params):
@@ -190,6 +191,13 @@ class Sampler:
         else:
             self._mask[1].notify(there)
 
+    def not_excluded(self, ids: IdArray) -> IdArray:
+        """Return those of the allowed tokens that are no excluded end; all, if nothing else is left."""
+        if self.never is None:
+            return ids
+        others = ids[np.isin(ids, self.never, invert=True)]
+        return others if len(others) else ids
+
     def redraw(self, row: FloatArray, ids: IdArray, behind: int) -> int:
         """Return one of the tokens `ids`, where the one that `pick` gave for the row was refused.
 
@@ -205,7 +213,9 @@ class Sampler:
         values = row[ids]
         likeliest = int(values.argmax())
         if values[likeliest] == -np.inf:
-            return IMPOSSIBLE
+            # Before `min_tokens` no end can be drawn, but the constraint may leave nothing else.
+            few = len(ids) <= len(self.ends)
+            return int(ids[0]) if few and self.ends.issuperset(ids.tolist()) else IMPOSSIBLE
         if self.greedy or self._again is None:
             return int(ids[likeliest])
         return int(ids[self._drawn(values, likeliest, self._again(self._place + behind))])

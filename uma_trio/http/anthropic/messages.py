@@ -1,17 +1,18 @@
 """What a Messages request says, as a chat: system text, turns of blocks, tools, and which are called. Pure.
 
-Tools that only Anthropic's own machines have, and blocks that came of them, are set aside and named
-in a header.
+Tools that only Anthropic's own machines have, and blocks that came of them, are ignored and named
+in a header. A block whose type is unknown is refused, because the conversation may mean something
+else without it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from uma_protocol.rules import shown
-from uma_trio.http.chats import MAX_MESSAGES, string_in
+from uma_trio.http.chats import MAX_MESSAGES, SetAside, string_in
 from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.http.wire.errors import Fault, invalid
@@ -19,10 +20,16 @@ from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 from uma_trio.service.checks import json_text
 from uma_trio.text.slices import is_blank
 
-SetAside = Callable[[str], None]
-"""Is told the path of what is not taken."""
-
 _MAX_TOOLS: Final = 1024
+#: What Anthropic's machines did: what came of it is in the texts around it.
+_RECORDS: Final = frozenset(
+    {
+        *("redacted_thinking", "server_tool_use", "web_search_tool_result"),
+        *("web_fetch_tool_result", "code_execution_tool_result", "bash_code_execution_tool_result"),
+        *("text_editor_code_execution_tool_result", "tool_search_tool_result"),
+        *("mcp_tool_listing", "advisor_tool_result", "fallback", "browser_state"),
+    }
+)
 # Claude Code writes a checksum of the request here. It differs in each request, so that nothing that
 # was computed behind it could be used again: https://github.com/ggml-org/llama.cpp/pull/21793
 _BILLING: Final = "x-anthropic-billing-header:"
@@ -97,20 +104,26 @@ def _block(role: str, block: Any, path: str, turns: Turns, set_aside: SetAside) 
         {"user": turns.user, "assistant": turns.assistant, "system": turns.system}[role](text)
     elif kind == "thinking":
         turns.thought(string_in(block, "thinking", path))
-    elif kind == "tool_use":
+    elif kind in ("tool_use", "mcp_tool_use"):
         arguments = json_text(block.get("input") or {})
         turns.call(Call(string_in(block, "id", path), string_in(block, "name", path), arguments))
-    elif kind == "tool_result":
+    elif kind in ("tool_result", "mcp_tool_result"):
         content = _result(block.get("content"), f"{path}.content", set_aside)
         turns.result(string_in(block, "tool_use_id", path), content)
     elif kind == "document":
         turns.user(_document(block, path))
     elif kind == "search_result":
         turns.user(_result(block.get("content"), f"{path}.content", set_aside))
+    elif kind == "compaction":
+        if block.get("content") is not None:  # else it failed, and stands for nothing
+            turns.summary(string_in(block, "content", path))
     elif kind in ("image", "container_upload") or not isinstance(kind, str):
         raise _no_text(path)
-    else:
+    elif kind in _RECORDS:
         set_aside(f"{path} {shown(kind)}")
+    else:
+        why = f"is {shown(kind)}, which this daemon does not know: the conversation may mean something else without it"
+        raise invalid(f"{path}.type", f"{why}; omit the block", code="unsupported_content")
 
 
 def _result(content: Any, path: str, set_aside: SetAside) -> str:
@@ -123,17 +136,17 @@ def _result(content: Any, path: str, set_aside: SetAside) -> str:
     for index, block in enumerate(content):
         inner = f"{path}[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "image" or (kind == "document" and not _is_text(block)):
-            set_aside(f"{inner} {kind}")
-            texts.append(UNSEEN)
-        elif kind == "document":
+        if kind == "document" and _is_text(block):
             texts.append(_document(block, inner))
         elif kind == "tool_reference":
             set_aside(f"{inner} tool_reference")
         elif kind == "search_result":
             texts.append(_result(block.get("content"), f"{inner}.content", set_aside))
-        else:
+        elif kind == "text" or not isinstance(kind, str):
             texts.append(_text(block, inner))
+        else:
+            set_aside(f"{inner} {shown(kind)}")
+            texts.append(UNSEEN)
     return "\n".join(texts)
 
 

@@ -65,7 +65,7 @@ def _families(figures: Mapping[str, Any]) -> Iterator[tuple[str, str, float, str
         yield "tokens_predicted_seconds_total", "counter", spent, text
         text = "Tokens a second of one request, on average since the start."
         yield "predicted_tokens_seconds", "gauge", _ratio(gaps["count"], spent), text
-    if "prompt_seconds_total" in figures:
+    if "prompt_seconds_total" in figures and "prompt_tokens_total" in figures:
         rate = _ratio(figures["prompt_tokens_total"], figures["prompt_seconds_total"])
         yield "prompt_tokens_seconds", "gauge", rate, "Prompt tokens a second, since the start."
 

@@ -13,7 +13,17 @@ from uma_protocol.rules import Flag, Text
 from uma_trio import __version__
 from uma_trio.http.asking import MODEL, TEMPLATE, Anything
 from uma_trio.http.chats import messages_of
-from uma_trio.http.fields import Body, Field, aside, decode, fields_of, honoured, take
+from uma_trio.http.fields import (
+    Body,
+    Field,
+    aside,
+    decode,
+    fields_of,
+    honoured,
+    ignored_header,
+    take,
+    would_be_ignored,
+)
 from uma_trio.http.llama.completion import Completion
 from uma_trio.http.llama.settings import generation_settings
 from uma_trio.http.openai.chat import manner_of
@@ -21,7 +31,7 @@ from uma_trio.http.tokens import MANY, ids_of, written_ids, written_pieces, writ
 from uma_trio.http.tools import reshaped_header, tools_of
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.exchange import Exchange
-from uma_trio.http.wire.message import Reply
+from uma_trio.http.wire.message import Headers, Reply
 from uma_trio.http.wire.settings import Shared
 from uma_trio.service.ask import Chat
 from uma_trio.service.checks import utf8_length
@@ -154,6 +164,7 @@ async def adapters(exchange: Exchange, shared: Shared) -> Reply:
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
     body = await fields_of(exchange, shared, TOKENIZE)
+    exchange.expect_document()
     async with shared.using(body.get("model")) as shared:
         return await _tokenized(body, shared)
 
@@ -179,6 +190,7 @@ async def _tokenized(body: Body, shared: Shared) -> Reply:
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
     body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
+    exchange.expect_document()
     async with shared.using(body.get("model")) as shared:
         return await _detokenized(body, shared)
 
@@ -199,16 +211,25 @@ async def _detokenized(body: Body, shared: Shared) -> Reply:
 async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
     """Return a chat as the model's chat template renders it."""
 
-    def read(document: Mapping[str, Any]) -> tuple[Chat, str | None]:
+    def read(document: Mapping[str, Any]) -> tuple[Chat, str | None, Headers]:
         body = decode(APPLY_TEMPLATE, document, strict=shared.settings.strict)
         tools = tools_of(body.get("tools", []))
-        chat = Chat(messages_of(body.get("messages")), manner_of(body), tools)
-        return chat, body.get("model")
+        unused = [*body.ignored]
 
-    chat, named = (await take(exchange, shared, read)).value
+        def set_aside(name: str) -> None:
+            if shared.settings.strict:
+                raise would_be_ignored(name)
+            unused.append(name)
+
+        chat = Chat(messages_of(body.get("messages"), set_aside), manner_of(body), tools)
+        return chat, body.get("model"), ignored_header(unused)
+
+    chat, named, headers = (await take(exchange, shared, read)).value
+    exchange.expect_document(headers)
     async with shared.using(named) as shared:
         prompt = await shared.served.render(chat)
-        return evolve(_json({"prompt": prompt.text}), headers=reshaped_header(prompt.reshaped))
+    headers = (*headers, *reshaped_header(prompt.reshaped))
+    return Reply(200, msgspec.json.encode({"prompt": prompt.text}), headers=headers)
 
 
 def _json(document: object) -> Reply:

@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
+from uma_protocol.fields import MAX_TOOLS
 from uma_protocol.rules import Flag, Text
 from uma_trio.http.api import Api, answered
 from uma_trio.http.asking import Anything, effort_of
 from uma_trio.http.blocks import blocks_of
-from uma_trio.http.fields import Body, honoured, ignored, refused
-from uma_trio.http.loading import LoadTelling, keep_alive_of
+from uma_trio.http.fields import (
+    Body,
+    honoured,
+    ignored,
+    ignored_header,
+    refused,
+    would_be_ignored,
+)
+from uma_trio.http.loading import LoadTelling, keep_alive_of, keeps_loaded
 from uma_trio.http.ollama.fields import (
     COMMON,
     DEFAULTS,
@@ -30,6 +38,7 @@ from uma_trio.http.wire.errors import invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Head, Reply
 from uma_trio.http.wire.settings import Shared
+from uma_trio.http.wire.writing import written
 from uma_trio.service.ask import Ask, Chat, Manner, Message, Origin, Prompt, Shape
 from uma_trio.service.generation import Generation
 
@@ -72,9 +81,25 @@ class _Ollama(Api):
         return telling(_form(body.get("model") or "", to_chat=cls.to_chat))
 
     @classmethod
-    def needs_model(cls, body: Body) -> bool:
-        """Whether the model is to be loaded: who asks nothing and keeps it for no time wants it unloaded."""
-        return bool(body.get("messages" if cls.to_chat else "prompt")) or keep_alive_of(body) != 0
+    def without_model(cls, body: Body, shared: Shared, origin: Origin) -> Reply | None:
+        """Unload a model for a request that asks nothing of it and keeps it for no time, if it is its client's to say."""
+        if body.get("messages" if cls.to_chat else "prompt") or keep_alive_of(body) != 0:
+            return None
+        body = with_options(body, strict=shared.settings.strict)
+        named, service = body.get("model"), shared.service
+        entry = service.configured(named, "text", exact=True)
+        ignored = list(body.ignored)
+        if entry is None:
+            required_model(named, shared.of(named))
+        if not keeps_loaded(body, service, origin.principal, named):
+            if shared.settings.strict:
+                raise would_be_ignored("keep_alive")
+            ignored.append("keep_alive")
+        is_loaded = entry is None or (not origin.principal.is_operator and not entry.wait)
+        model = named or (shared.served.bounds.model if entry is None else entry.names[0])
+        form = _form(model, to_chat=cls.to_chat)
+        document = form.loaded("load" if is_loaded else "unload")
+        return Reply(200, written(document), headers=ignored_header(ignored))
 
     def asks(self) -> Sequence[Ask]:
         """Return what is asked; nothing without a prompt."""
@@ -124,7 +149,7 @@ class _Ollama(Api):
     ) -> dict[str, Any]:
         """Return the answer as one document."""
         if not generations:
-            return self._form.loaded("load" if self.needs_model(self.body) else "unload")
+            return self._form.loaded("load")
         (generation,), (answer,) = generations, answers
         done = blocks_of(answer, generation.reading)
         return self._form.whole(done, answer.end, scores(answer.tokens, self.shared.served))
@@ -143,7 +168,7 @@ class OllamaChat(_Ollama):
         ),
         honoured(
             "tools",
-            Anything("a list of at most 128 functions"),
+            Anything(f"a list of at most {MAX_TOOLS} functions"),
             "functions that the model may call",
         ),
         *COMMON,
@@ -151,7 +176,7 @@ class OllamaChat(_Ollama):
 
     def prompt(self) -> Chat | None:
         """Return the chat."""
-        messages = messages_of(self.body.get("messages", []))
+        messages = messages_of(self.body.get("messages", []), self.set_aside)
         if not messages:
             return None
         manner = self.manner(continue_final=goes_on(messages))

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from uma_trio.http.chats import MAX_MESSAGES, calls_of, optional_string, text_of
+from uma_trio.http.chats import (
+    MAX_MESSAGES,
+    SetAside,
+    calls_of,
+    optional_string,
+    result_of,
+    text_of,
+)
+from uma_trio.http.turns import UNSEEN
 from uma_trio.http.wire.errors import invalid
 from uma_trio.service.ask import Call, Message
 from uma_trio.text.slices import is_blank
@@ -19,7 +27,7 @@ from uma_trio.text.slices import is_blank
 _ROLES: Final = ("system", "user", "assistant", "tool")
 
 
-def messages_of(value: Any) -> tuple[Message, ...]:
+def messages_of(value: Any, set_aside: SetAside) -> tuple[Message, ...]:
     """Return the messages of a chat.
 
     Raises:
@@ -29,7 +37,8 @@ def messages_of(value: Any) -> tuple[Message, ...]:
         raise invalid("messages", f"must be a list of at most {MAX_MESSAGES} messages")
     open_calls = _OpenCalls()
     return tuple(
-        _message(item, f"messages[{index}]", open_calls) for index, item in enumerate(value)
+        _message(item, f"messages[{index}]", open_calls, set_aside)
+        for index, item in enumerate(value)
     )
 
 
@@ -79,19 +88,23 @@ class _OpenCalls:
         return id_
 
 
-def _message(value: Any, path: str, open_calls: _OpenCalls) -> Message:
+def _message(value: Any, path: str, open_calls: _OpenCalls, set_aside: SetAside) -> Message:
     if not isinstance(value, dict):
         raise invalid(path, "must be an object with role and content")
     role = value.get("role")
     if role not in _ROLES:
         raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
-    no_images(value.get("images"), f"{path}.images")
-    content = value.get("content")
+    content = "" if value.get("content") is None else value["content"]
     calls = calls_of(value.get("tool_calls"), role, f"{path}.tool_calls")
-    text = text_of("" if content is None else content, f"{path}.content")
     if role == "tool":
+        text = result_of(content, f"{path}.content", set_aside)
+        if value.get("images"):
+            set_aside(f"{path}.images")
+            text = f"{text}\n{UNSEEN}" if text else UNSEEN
         name = optional_string(value, "tool_name", path) or optional_string(value, "name", path)
         call_id = open_calls.answered(optional_string(value, "tool_call_id", path), name)
         return Message(role, text, call_id=call_id, name=name)
+    no_images(value.get("images"), f"{path}.images")
+    text = text_of(content, f"{path}.content")
     made = tuple(open_calls.made(call) for call in calls)
     return Message(role, text, made, reasoning=optional_string(value, "thinking", path) or "")

@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import PurePath
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +21,7 @@ from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.shelf import ShelfEntry
+from uma_trio.service.shelf import ModelFacts, ShelfEntry
 
 SHOW: Final[tuple[Field, ...]] = (
     MODEL,
@@ -72,9 +71,16 @@ def _until(shared: Shared) -> str:
 
 
 async def show(exchange: Exchange, shared: Shared) -> Reply:
-    """Describe a loaded model: its template, its figures, and what it can do."""
+    """Describe a model: its template, its figures, and what it can do. One that is not loaded is not loaded for this."""
     body = await fields_of(exchange, shared, SHOW)
     named = body.get("model", body.get("name"))
+    entry = shared.service.configured(named, exact=shared.settings.strict)
+    if entry is not None and entry.wait:
+        facts = await entry.facts()
+        can = [CAPABILITIES[entry.gives]]
+        can += ["tools"] if facts.chat_template and entry.gives == "text" else []
+        n_ctx = entry.n_ctx or facts.n_ctx_train
+        return _json(_described(facts, n_ctx, can) | {"modified_at": _UNKNOWN})
     shared = shared.of(named)
     required_model(named, shared)
     served = shared.served
@@ -83,17 +89,19 @@ async def show(exchange: Exchange, shared: Shared) -> Reply:
     can = [CAPABILITIES[served.gives]]
     if derived is not None:
         can += ["tools", "thinking"] if derived.can_reason else ["tools"]
-    return _json(
-        {
-            "modelfile": "",
-            "parameters": "",
-            "template": served.model.chat_template or "",
-            "details": _details(shared),
-            "model_info": _figures(shared),
-            "capabilities": can,
-            "modified_at": _since(shared),
-        }
-    )
+    described = _described(served.model, served.bounds.n_ctx_seq, can)
+    return _json(described | {"modified_at": _since(shared)})
+
+
+def _described(facts: ModelFacts, n_ctx: int, can: list[str]) -> dict[str, Any]:
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": facts.chat_template or "",
+        "details": _details(facts),
+        "model_info": _figures(facts, n_ctx),
+        "capabilities": can,
+    }
 
 
 async def version(exchange: Exchange, shared: Shared) -> Reply:
@@ -109,29 +117,28 @@ async def root(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def no_store(exchange: Exchange, shared: Shared) -> Reply:
-    """Answer 501: the daemon serves the model that it was started with, and changes none."""
-    why = "the daemon serves the model that it was started with; see uma-trio pull and uma-trio models"
-    raise Fault(501, why, code="not_implemented")
+    """Answer 400: the daemon changes no models; `uma-trio pull` fetches them."""
+    why = "the daemon changes no models; see uma-trio pull and uma-trio models"
+    raise Fault(400, why, code="not_supported")
 
 
 def _entry(name: str, shared: Shared) -> dict[str, Any]:
-    info = shared.served.model
+    info, entry = shared.served.model, shared.service.entry(shared.served.bounds.model)
     return {
         "name": tagged(name),
         "model": tagged(name),
         "modified_at": _since(shared),
         "size": info.size_bytes,
-        "digest": _digest(info.path, info.size_bytes, info.n_params),
-        "details": _details(shared),
+        "digest": _digest(info.path if entry is None else entry.path),
+        "details": _details(info),
     }
 
 
 def _absent(entry: ShelfEntry) -> dict[str, Any]:
     """Return a configured model that is not loaded: little is known of it."""
     name = tagged(entry.names[0])
-    digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()
     details = {**details_of({}, "", 0), "parameter_size": ""}
-    known = {"size": entry.size, "digest": digest, "details": details}
+    known = {"size": entry.size, "digest": _digest(entry.path), "details": details}
     return {"name": name, "model": name, "modified_at": _UNKNOWN, **known}
 
 
@@ -139,15 +146,13 @@ def _since(shared: Shared) -> str:
     return datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _digest(path: str, size_bytes: int, n_params: int) -> str:
-    """Return what tells a model from others; reading the file for its digest would take a minute."""
-    about = f"{PurePath(path).name} {size_bytes} {n_params}"
-    return hashlib.sha256(about.encode("utf-8", "replace")).hexdigest()
+def _digest(path: str) -> str:
+    """Return what tells a model from others, loaded or not; reading the file for its digest would take a minute."""
+    return hashlib.sha256(path.encode("utf-8", "replace")).hexdigest()
 
 
-def _details(shared: Shared) -> dict[str, Any]:
-    info = shared.served.model
-    return details_of(info.metadata, info.description, info.n_params)
+def _details(facts: ModelFacts) -> dict[str, Any]:
+    return details_of(facts.metadata, facts.description, facts.n_params)
 
 
 def details_of(metadata: Mapping[str, str], description: str, n_params: int) -> dict[str, Any]:
@@ -164,14 +169,13 @@ def details_of(metadata: Mapping[str, str], description: str, n_params: int) -> 
     }
 
 
-def _figures(shared: Shared) -> dict[str, Any]:
+def _figures(info: ModelFacts, n_ctx: int) -> dict[str, Any]:
     """Return what the model's file says of it. The length of the context is that of a request here."""
-    info = shared.served.model
     family = info.metadata.get("general.architecture", "") or "model"
     return figures_of(info.metadata, family) | {
         "general.architecture": family,
         "general.parameter_count": info.n_params,
-        f"{family}.context_length": shared.served.bounds.n_ctx_seq,
+        f"{family}.context_length": n_ctx,
         f"{family}.embedding_length": info.n_embd,
     }
 

@@ -94,7 +94,8 @@ class ChatCompletions(ChoicesApi):
         """Return the chat."""
         body = self.body
         tools = tools_of(body.get("tools", []))
-        chat = Chat(messages_of(body.get("messages")), manner_of(body), tools, choice_of(body))
+        messages = messages_of(body.get("messages"), self.set_aside)
+        chat = Chat(messages, manner_of(body), tools, choice_of(body))
         first = self.ask(chat, max_tokens=self._most(), logprobs=self._logprobs())
         return [evolve(first, reasoning_budget=budget_of(body))]
 

@@ -30,6 +30,9 @@ CAPABILITIES: Final[Mapping[Gives, str]] = {
 """What Ollama and llama-server call what a model does."""
 
 
+_UNKNOWN: Final = "1970-01-01T00:00:00Z"
+
+
 async def models(exchange: Exchange, shared: Shared) -> Reply:
     """List the models, loaded ones once under each name that the operator gave them."""
     named = [(each, name) for each in shown(shared) for name in listed(each)]
@@ -48,8 +51,13 @@ async def models(exchange: Exchange, shared: Shared) -> Reply:
 
 
 async def model(exchange: Exchange, shared: Shared) -> Reply:
-    """Describe a loaded model. The only one has any name; a strict daemon answers 404 to other names."""
+    """Describe a model, loaded or not. The only one has any name; a strict daemon answers 404 to other names."""
     _, _, name = exchange.head.path.partition("/models/")
+    absent = shared.service.configured(name, exact=shared.settings.strict)
+    if absent is not None and absent.wait:
+        if _is_anthropics(exchange):
+            return _json(_anthropic(name, absent.n_ctx, _UNKNOWN))
+        return _json({**_unloaded(absent), "id": name})
     shared = shared.of(name)
     bounds = shared.served.bounds
     if shared.settings.strict and not bounds.names(name):
@@ -63,12 +71,14 @@ async def model(exchange: Exchange, shared: Shared) -> Reply:
 async def load(exchange: Exchange, shared: Shared) -> Reply:
     """Load a configured model; the answer comes when it is loaded. Who leaves before ends the loading for nobody else."""
     named = (await fields_of(exchange, shared, NAMED)).get("model")
+    exchange.expect_document()
     return _json({"success": True, "model": await shared.service.load(named)})
 
 
 async def unload(exchange: Exchange, shared: Shared) -> Reply:
     """Unload a configured model that no request has; the answer comes when its memory is free."""
     named = (await fields_of(exchange, shared, NAMED)).get("model")
+    exchange.expect_document()
     return _json({"success": True, "model": await shared.service.unload(named)})
 
 
@@ -105,8 +115,11 @@ def _is_anthropics(exchange: Exchange) -> bool:
 
 def _entry(shared: Shared, name: str) -> dict[str, Any]:
     """Return a model as Anthropic's API lists it."""
-    context = shared.served.bounds.n_ctx_seq
     created = datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
+    return _anthropic(name, shared.served.bounds.n_ctx_seq, created)
+
+
+def _anthropic(name: str, context: int, created: str) -> dict[str, Any]:
     return {
         "type": "model",
         "id": name,
@@ -124,12 +137,11 @@ def _entry(shared: Shared, name: str) -> dict[str, Any]:
 
 def shown(shared: Shared) -> list[Shared]:
     """Return what is shared for each loaded model that is not hidden."""
-    found = []
-    for each in shared.each():
-        entry = each.service.entry(each.served.bounds.model)
-        if each.served.is_alive and (entry is None or not entry.hidden):
-            found.append(each)
-    return found
+    return [
+        each
+        for each in shared.each()
+        if each.served.is_alive and not each.service.is_hidden(each.served)
+    ]
 
 
 def listed(shared: Shared) -> list[str]:

@@ -62,7 +62,7 @@ def files() -> dict[str, File]:
 async def page(exchange: Exchange, shared: Shared) -> Reply:
     """Return the page for people, or one of its files."""
     head = exchange.head
-    name = head.path.rpartition(_HERE)[2] or "index.html"
+    name = head.path.partition(_HERE)[2] or "index.html"
     found = files().get(name)
     if found is None:
         raise not_found()

@@ -792,6 +792,7 @@ function showRequests() {
 }
 
 function showMemory() {
+	if (!view.cells) return; // counts are told to operators
 	const [used, reserved, total] = view.cells ?? [0, 0, 0], part = (n) => `${total ? (100 * n) / total : 0}%`;
 	const bar = el("div.meter.cells", { role: "img", "aria-label": `${count(used)} of ${count(total)} cells used` }, el("i"), el("b"));
 	bar.children[0].style.width = part(used);

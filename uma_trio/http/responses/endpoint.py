@@ -6,7 +6,7 @@ and what stands for something kept is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -31,9 +31,17 @@ from uma_trio.http.asking import (
 )
 from uma_trio.http.blocks import blocks_of
 from uma_trio.http.fields import honoured, ignored, refused
-from uma_trio.http.responses.events import TELLING, Events
-from uma_trio.http.responses.items import Form, Items
-from uma_trio.http.responses.messages import Tools, choice_of, messages_of, tools_of
+from uma_trio.http.responses.events import TELLING, CompactionEvents, Events
+from uma_trio.http.responses.items import Form, Items, compacted
+from uma_trio.http.responses.messages import (
+    TRIGGER,
+    Tools,
+    choice_of,
+    is_trigger,
+    messages_of,
+    tools_in,
+    tools_of,
+)
 from uma_trio.http.shapes import format_of
 from uma_trio.http.streams import WholeAnswer
 from uma_trio.http.tools import BUDGET, budget_of
@@ -41,17 +49,29 @@ from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.ask import Ask, Chat, Manner, Shape
+from uma_trio.service.ask import Ask, Chat, Manner, Shape, ToolChoice
 from uma_trio.service.generation import Generation
 
 _LABEL: Final = Text(1, 256, printable=True)
 _LOGPROBS: Final = "message.output_text.logprobs"
 _SEALED: Final = "reasoning.encrypted_content"
+_MAX_SUMMARY: Final = 4096  # tokens of a summary, where the client does not say
 
 
 async def responses(exchange: Exchange, shared: Shared) -> Reply | None:
-    """Answer a conversation with items: text, reasoning and tool calls."""
-    return await answered(Responses, exchange, shared)
+    """Answer a conversation with items: text, reasoning and tool calls, or one compaction item."""
+
+    def choose(document: Mapping[str, Any]) -> type[Responses]:
+        items = document.get("input")
+        compacts = isinstance(items, list) and any(map(is_trigger, items))
+        return Compaction if compacts else Responses
+
+    return await answered(Responses, exchange, shared, choose)
+
+
+async def compact(exchange: Exchange, shared: Shared) -> Reply | None:
+    """Answer a conversation with the compaction item that stands for it."""
+    return await answered(Compact, exchange, shared)
 
 
 async def input_tokens(exchange: Exchange, shared: Shared) -> Reply:
@@ -142,7 +162,7 @@ class Responses(Api):
         body = self.body
         parallel = body.get("parallel_tool_calls", True)
         choice = choice_of(body.get("tool_choice"), parallel=parallel)
-        messages = messages_of(body.get("instructions"), body.get("input"), self.set_aside)
+        messages = messages_of(body.get("instructions"), self.items(), self.set_aside)
         effort = effort_of("reasoning.effort", self._reasoning.get("effort"))
         manner = Manner(arguments=body.get("chat_template_kwargs", {}), effort=effort)
         chat = Chat(messages, manner, self.tools.functions, choice)
@@ -157,6 +177,10 @@ class Responses(Api):
         )
         _ = self.form  # made here: this may be a helper thread, and there may be many tools
         return [evolve(ask, reasoning_budget=budget_of(body))]
+
+    def items(self) -> Any:
+        """Return the items of the conversation, or its text."""
+        return self.body.get("input")
 
     def shape(self) -> Shape | None:
         """Return what `text.format` asks for."""
@@ -183,7 +207,10 @@ class Responses(Api):
     @cached_property
     def tools(self) -> Tools:
         """The functions that may be called."""
-        return tools_of(self.body.get("tools"), self.set_aside)
+        offered = self.body.get("tools", [])
+        if isinstance(offered, list):
+            offered = [*offered, *tools_in(self.body.get("input"))]
+        return tools_of(offered, self.set_aside)
 
     @cached_property
     def form(self) -> Form:
@@ -266,6 +293,73 @@ class Responses(Api):
         if top:
             raise invalid("top_logprobs", f"needs include {_LOGPROBS}")
         return None
+
+
+class Compaction(Responses):
+    """A conversation that is answered with one compaction item, which holds the model's summary of it.
+
+    The tools stay in the prompt, so that the cached prefix is used, but are not called.
+    """
+
+    def asks(self) -> list[Ask]:
+        """Return the conversation, and the request to summarise it at its end."""
+        (ask,) = super().asks()
+        chat = ask.prompt
+        if not isinstance(chat, Chat):
+            raise TypeError(chat)
+        manner = chat.manner if chat.manner.effort else evolve(chat.manner, thinks=False)
+        chat = evolve(chat, choice=ToolChoice("none"), manner=manner)
+        most = self.body.get("max_output_tokens", min(self.room, _MAX_SUMMARY))
+        return [evolve(ask, prompt=chat, max_tokens=most)]
+
+    def shape(self) -> Shape | None:
+        """Return nothing: a summary is text, whatever shape answers have."""
+        return None
+
+    def encoder(self, generations: Sequence[Generation]) -> Events:
+        """Return what writes the item once it is whole."""
+        (generation,) = generations
+        return CompactionEvents(self.form, generation.reading)
+
+    def document(
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
+    ) -> dict[str, Any]:
+        """Return the response with its one item."""
+        (generation,), (answer,) = generations, answers
+        done = [compacted(blocks_of(answer, generation.reading))]
+        response = self.form.ended(done, answer.end, generation.reading)
+        return {**response, "timings": timings(answer.end)}
+
+
+_NO_ANSWER: Final = (
+    *("stream", "stream_options", "return_progress", "timings_per_token", "include"),
+    *("top_logprobs", "metadata", "store", "text", "tool_choice"),
+)
+
+
+class Compact(Compaction):
+    """The same as an endpoint of its own, without a stream."""
+
+    fields = (
+        *(field for field in Responses.fields if field.name not in _NO_ANSWER),
+        *ignored(*_NO_ANSWER, note="there is no answer but the compaction item"),
+    )
+
+    def items(self) -> Any:
+        """Return the items of the conversation, behind which it is to be summarised."""
+        value = self.body.get("input")
+        items = [{"role": "user", "content": value}] if isinstance(value, str) else value
+        if not isinstance(items, list) or (items and is_trigger(items[-1])):
+            return items
+        return [*items, TRIGGER]
+
+    def document(
+        self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
+    ) -> dict[str, Any]:
+        """Return the item, as the API of compaction writes it."""
+        response = super().document(generations, answers)
+        kept = ("id", "created_at", "output", "usage", "timings")
+        return {"object": "response.compaction", **{name: response[name] for name in kept}}
 
 
 def _repeated_tool(tool: Any) -> Any:

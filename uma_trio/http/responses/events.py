@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import evolve
@@ -11,7 +11,7 @@ from uma_trio.engine.messages import Finished, PromptProgress, TokenOut
 from uma_trio.http.accounts import progress, timings, timings_until
 from uma_trio.http.blocks import Block, Blocks, Change, Closed, Grown, Opened
 from uma_trio.http.loading import EVENTS
-from uma_trio.http.responses.items import Form
+from uma_trio.http.responses.items import Form, compacted
 from uma_trio.http.streams import MUCH, Encoder
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.errors import Fault
@@ -88,11 +88,11 @@ class Events(Encoder):
     def end(self, index: int, finished: Finished) -> Part:
         """Return the end of the last item, and the whole response."""
         self._is_ending = True
-        last = [self._changed(change) for change in self._blocks.end(finished)]
+        last = self._last(finished)
         number = self._next_number()
 
         def write() -> bytes:
-            response = self._form.ended(self._blocks.done, finished, self._reading)
+            response = self._form.ended(self._done, finished, self._reading)
             told = {"response": response, "timings": timings(finished), "sequence_number": number}
             return sse.long_named({"type": f"response.{response['status']}", **told})
 
@@ -109,7 +109,7 @@ class Events(Encoder):
         number = self._next_number()
 
         def write() -> bytes:
-            response = {**self._form.begun(self._blocks.done, "failed"), "error": error}
+            response = {**self._form.begun(self._done, "failed"), "error": error}
             told = {"response": response, "sequence_number": number}
             return sse.long_named({"type": "response.failed", **told})
 
@@ -120,6 +120,15 @@ class Events(Encoder):
         if self._is_ending:
             return sse.KEEP_ALIVE
         return self._event("in_progress", {"response": self._form.in_brief()})
+
+    @property
+    def _done(self) -> Sequence[Closed]:
+        """The items that are whole."""
+        return self._blocks.done
+
+    def _last(self, finished: Finished) -> list[Part]:
+        """Return the events that end the last item."""
+        return [self._changed(change) for change in self._blocks.end(finished)]
 
     # --- one change ---
 
@@ -224,3 +233,42 @@ class Events(Encoder):
     def _next_number(self) -> int:
         self._number += 1
         return self._number - 1
+
+
+class CompactionEvents(Events):
+    """Writes a response that is one compaction item; what the model writes is read at its end."""
+
+    _summary: tuple[Closed, ...] = ()
+
+    def token(self, index: int, item: TokenOut) -> Part:
+        """Return nothing: a summary is sealed as a whole."""
+        self._n += 1
+        self._blocks.token(item)
+        return b""
+
+    def end(self, index: int, finished: Finished) -> Part:
+        """Return the item, and the whole response."""
+        self._blocks.end(finished)
+        try:
+            self._summary = (compacted(self._blocks.done),)
+        except Fault as fault:
+            return self.failure(index, fault, finished)
+        return super().end(index, finished)
+
+    @property
+    def _done(self) -> Sequence[Closed]:
+        return self._summary
+
+    def _last(self, finished: Finished) -> list[Part]:
+        (closed,) = self._summary
+        self._is_long |= len(closed.text) > SLICE
+        added = {"output_index": 0, "item": self._items.begun(closed.block)}
+        first = self._event("output_item.added", added)
+        number = self._next_number()
+
+        def write() -> bytes:
+            done = {"output_index": 0, "item": self._items.whole(closed)}
+            event = {"type": "response.output_item.done", **done, "sequence_number": number}
+            return sse.long_named(event)
+
+        return [first, write if self._is_long else write()]

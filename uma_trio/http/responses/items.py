@@ -11,12 +11,13 @@ import msgspec
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.blocks import Block, Closed
 from uma_trio.http.logprobs import chat_logprobs
-from uma_trio.http.responses.messages import Tools, seal
+from uma_trio.http.responses.messages import Tools, seal, seal_summary
+from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.writing import kept
 from uma_trio.service.reading import Reading
 from uma_trio.service.served import ServedModel
 
-_PREFIX = {"text": "msg", "thought": "rs", "call": "fc"}
+_PREFIX = {"text": "msg", "thought": "rs", "call": "fc", "compaction": "cmp"}
 
 
 class Items:
@@ -66,6 +67,9 @@ class Items:
 
     def _item(self, closed: Closed, status: str, parts: list[Any]) -> dict[str, Any]:
         block = closed.block
+        if block.kind == "compaction":
+            content = seal_summary(closed.text) if closed.text else ""
+            return {"type": "compaction", "id": self.id_of(block), "encrypted_content": content}
         item = {"id": self.id_of(block), "status": status}
         if block.kind == "text":
             return {"type": "message", "role": "assistant", **item, "content": parts}
@@ -76,6 +80,19 @@ class Items:
         where = {"summary": parts} if self.summarises else {"summary": [], "content": parts}
         sealed = seal(closed.text) if self._seals and closed.text else None
         return {"type": "reasoning", **item, **where, "encrypted_content": sealed}
+
+
+def compacted(done: Sequence[Closed]) -> Closed:
+    """Return the one block that stands for an answer which is a summary.
+
+    Raises:
+        Fault: the model wrote none.
+    """
+    summary = "".join([each.text for each in done if each.block.kind == "text"]).strip()
+    if not summary:
+        why = "the model wrote no summary of the conversation; send it again, or go on without compacting it"
+        raise Fault(500, why, code="no_summary", kind="server_error")
+    return Closed(Block(0, "compaction"), summary)
 
 
 _NO_TOOLS: Final[Mapping[str, Any]] = {"tools": [], "text": {"format": {"type": "text"}}}

@@ -1,32 +1,43 @@
 """What a Responses request says, as a chat: instructions and items, tools, and which are called. Pure.
 
-What only OpenAI's own machines can do, such as their search, is set aside and named in a header:
-agents send it whether it is there or not.
+What only OpenAI's own machines can do, such as their search, is ignored and named in a header:
+agents send it whether it is there or not. An item whose type is unknown is refused, because the
+conversation may mean something else without it.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
 from uma_protocol.rules import shown
-from uma_trio.http.chats import MAX_MESSAGES, string_in, text_of
+from uma_trio.http.chats import MAX_MESSAGES, SetAside, result_of, string_in, text_of
 from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 from uma_trio.service.checks import json_text
-
-SetAside = Callable[[str], None]
-"""Is told the path of what is not taken."""
+from uma_trio.text.slices import slices
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
-_SEALED: Final = "uma1:"  # what our `encrypted_content` begins with
+# What our `encrypted_content` begins with: of reasoning, and of a compaction item.
+_SEALED: Final = "uma1:"
+_SUMMARY: Final = "uma-compaction1:"
 _MAX_TOOLS: Final = 1024
+
+
+TRIGGER: Final[Mapping[str, str]] = {"type": "compaction_trigger"}
+"""The last item of a request for a compaction item."""
+_SUMMARISE: Final = (
+    "Summarise this conversation so that it can be continued from your summary alone: nothing else of it will be "
+    "available. Include what was asked for and why, what was decided, what was done and what came of it, exact "
+    "names, paths, commands, numbers and error messages that are still needed, and what remains to be done. "
+    "Do not continue the task and do not answer anything. Write only the summary."
+)
 
 
 def seal(thought: str) -> str:
@@ -36,22 +47,68 @@ def seal(thought: str) -> str:
 
 def unseal(sealed: Any) -> str:
     """Return the thought in what :func:`seal` returned; "" for what somebody else sealed."""
-    if not isinstance(sealed, str) or not sealed.startswith(_SEALED):
-        return ""
     try:
-        return base64.b64decode(sealed.removeprefix(_SEALED), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+        return _content_of(sealed, _SEALED).decode()
+    except ValueError:
         return ""
+
+
+def seal_summary(summary: str) -> str:
+    """Return the `encrypted_content` of a compaction item, which no store is needed to read."""
+    document = json_text({"summary": summary}).encode()
+    return _SUMMARY + base64.b64encode(document).decode()
+
+
+def _summary_of(item: Mapping[str, Any], path: str) -> str:
+    """Return what :func:`seal_summary` got. Raises :class:`Fault` for the content of another server."""
+    try:
+        content = _content_of(item.get("encrypted_content"), _SUMMARY)
+        document = decoded(content, JsonLimits(values=4, text=len(content)))
+    except (ValueError, NotJson, Excessive):
+        document = None
+    summary = document.get("summary") if isinstance(document, dict) else None
+    if not isinstance(summary, str) or not summary:
+        raise invalid(
+            f"{path}.encrypted_content",
+            "is no summary that this daemon made, so what it stands for is lost; send the items themselves, "
+            "or compact them here: POST /v1/responses/compact",
+            code="unsupported_content",
+        )
+    return summary
+
+
+def _content_of(sealed: Any, prefix: str) -> bytes:
+    """Return what stands in base64 behind a prefix. Raises :class:`ValueError`."""
+    if not isinstance(sealed, str) or not sealed.startswith(prefix):
+        raise ValueError(prefix)
+    parts = slices(sealed.removeprefix(prefix))  # whose length is a multiple of 4
+    return b"".join([base64.b64decode(part, validate=True) for part in parts])
 
 
 # --- items ---
+
+
+def tools_in(value: Any) -> list[Any]:
+    """Return the tools that items of the input add to those of the request."""
+    items = value if isinstance(value, list) else ()
+    return [
+        tool
+        for item in items
+        if isinstance(item, dict) and item.get("type") == _MORE_TOOLS
+        for tool in (item["tools"] if isinstance(item.get("tools"), list) else ())
+    ]
+
+
+def is_trigger(item: Any) -> bool:
+    """Whether an item asks for a compaction item."""
+    return isinstance(item, dict) and item.get("type") == TRIGGER["type"]
 
 
 def messages_of(instructions: str | None, value: Any, set_aside: SetAside) -> tuple[Message, ...]:
     """Return the messages of a conversation: a text, or a list of items.
 
     Raises:
-        Fault: it is neither, an item is wrong, or stands for what was kept somewhere else.
+        Fault: it is neither, an item is wrong, of an unknown type, or stands for what was kept somewhere else.
     """
     turns = Turns()
     turns.system(instructions or "")
@@ -65,12 +122,22 @@ def messages_of(instructions: str | None, value: Any, set_aside: SetAside) -> tu
         if not isinstance(item, dict):
             raise invalid(path, "must be an object with a type")
         kind = item.get("type") or ("message" if "role" in item else "item_reference")
+        if is_trigger(item) and index < len(value) - 1:
+            raise invalid(path, f"is a {kind} and must be the last item")
         read = _ITEMS.get(kind) if isinstance(kind, str) else None
         if read is None:
-            set_aside(f"{path} {shown(str(kind))}")
-        else:
-            read(item, path, turns, set_aside)
+            raise _unknown(kind, path)
+        read(item, path, turns, set_aside)
     return turns.messages()
+
+
+def _unknown(kind: Any, path: str) -> Fault:
+    return invalid(
+        f"{path}.type",
+        f"is {shown(str(kind))}, which this daemon does not know: the conversation may mean something else "
+        "without it; omit the item, or send what it says as a message",
+        code="unsupported_content",
+    )
 
 
 def _message(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
@@ -112,18 +179,8 @@ def _custom_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAsi
 
 
 def _output(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
-    output = item.get("output")
-    parts = output if isinstance(output, list) else [output]
-    texts: list[str] = []
-    for index, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("input_image", "input_file"):
-            aside(f"{path}.output[{index}] {kind}")
-            texts.append(UNSEEN)
-        else:
-            whole = part if isinstance(part, str) else [part]
-            texts.append(text_of(whole, f"{path}.output"))
-    turns.result(string_in(item, "call_id", path), "\n".join(texts))
+    text = result_of(item.get("output"), f"{path}.output", aside)
+    turns.result(string_in(item, "call_id", path), text)
 
 
 def _reference(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
@@ -134,6 +191,55 @@ def _reference(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside
     )
 
 
+def _hosted_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
+    """Read a call of a tool that OpenAI defines and the client runs: all that it says, as arguments."""
+    kind = str(item["type"])
+    said = {name: value for name, value in item.items() if name not in _NOT_SAID}
+    turns.call(Call(_call_id(item, path), kind.removesuffix("_call"), json_text(said)))
+
+
+def _hosted_output(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
+    """Read what such a call brought: a text, or any JSON."""
+    output = item.get("output")
+    text = output if isinstance(output, str) else "" if output is None else json_text(output)
+    if isinstance(output, dict) and output.get("type") == "computer_screenshot":
+        aside(f"{path}.output computer_screenshot")
+        text = UNSEEN
+    turns.result(_call_id(item, path), text)
+
+
+def _mcp_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
+    """Read a call that OpenAI's machines made, with what it brought."""
+    id_ = string_in(item, "id", path)
+    turns.call(Call(id_, string_in(item, "name", path), string_in(item, "arguments", path)))
+    brought = item.get("output") or item.get("error") or ""
+    turns.result(id_, brought if isinstance(brought, str) else json_text(brought))
+
+
+def _call_id(item: Mapping[str, Any], path: str) -> str:
+    """Return the id of a call; the oldest shell calls had only their item's."""
+    return string_in(item, "call_id" if item.get("call_id") is not None else "id", path)
+
+
+def _compaction(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
+    turns.summary(_summary_of(item, path))
+
+
+def _trigger(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
+    turns.user(_SUMMARISE)
+
+
+def _record(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
+    """Ignore a record of what a server did: what came of it is in the messages around it."""
+    aside(f"{path} {shown(str(item['type']))}")
+
+
+def _more_tools(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
+    """Ignore what :func:`tools_in` returns."""
+
+
+_MORE_TOOLS: Final = "additional_tools"
+_NOT_SAID: Final = ("type", "id", "call_id", "status", "caller", "created_by")
 _Reader = Callable[[Mapping[str, Any], str, Turns, SetAside], None]
 _ITEMS: Final[Mapping[str, _Reader]] = {
     "message": _message,
@@ -143,6 +249,29 @@ _ITEMS: Final[Mapping[str, _Reader]] = {
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _output,
     "item_reference": _reference,
+    "compaction": _compaction,
+    "compaction_summary": _compaction,  # what Codex called it first
+    TRIGGER["type"]: _trigger,
+    _MORE_TOOLS: _more_tools,
+    "mcp_call": _mcp_call,
+    **dict.fromkeys(
+        ("local_shell_call", "shell_call", "apply_patch_call", "computer_call"), _hosted_call
+    ),
+    **dict.fromkeys(
+        (
+            *("local_shell_call_output", "shell_call_output", "apply_patch_call_output"),
+            "computer_call_output",
+        ),
+        _hosted_output,
+    ),
+    **dict.fromkeys(
+        (
+            *("web_search_call", "file_search_call", "code_interpreter_call"),
+            *("image_generation_call", "mcp_list_tools", "mcp_approval_request"),
+            *("mcp_approval_response", "tool_search_call", "tool_search_output", "ghost_snapshot"),
+        ),
+        _record,
+    ),
 }
 
 

@@ -101,7 +101,7 @@ _SOON_S = 5.0
 _SHOWN: Mapping[Code, _Shown] = MappingProxyType(
     {
         Code.E_PROTO_003: _Shown(400, "invalid_value"),
-        Code.E_AUTH_002: _Shown(403, "not_your_request", "permission_error"),
+        Code.E_AUTH_002: _Shown(403, "forbidden", "permission_error"),
         Code.E_LIMIT_001: _Shown(413, "prompt_too_large"),
         Code.E_LIMIT_003: _Shown(429, "queue_full", "rate_limit_error", 1.0),
         # OpenAI's clients look for the code, llama-server's for the type.

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from typing import Final
 
 import h11
 import trio
 
 from uma_trio.http.wire.message import Head, Headers
+from uma_trio.http.wire.settings import Settings
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.writer import Writer
 
@@ -23,10 +25,14 @@ _STREAM: Headers = (
     ("X-Accel-Buffering", "no"),
     ("X-Content-Type-Options", "nosniff"),
 )
+LONG_BODY: Final = 65_536
+"""A longer body is written apart from its head, so that it is not copied."""
 
 
 class Exchange:
     """One request and the way back. A handler either returns a reply or streams, not both.
+
+    A reply is one JSON document where the handler has called :meth:`expect_document`.
 
     It is a request of `principal` that passed the guard; `number` is unique for the daemon's life. `opened` is whether the head of a stream is out, so that there is no other status to answer. `is_late` is
     whether the request asked for a head that waits for the first part of the answer.
@@ -42,7 +48,7 @@ class Exchange:
         http: h11.Connection,
         writer: Writer,
         headers: Headers,
-        keep_alive_s: float,
+        settings: Settings,
         *,
         late: bool = False,
     ) -> None:
@@ -59,9 +65,10 @@ class Exchange:
         self._http = http
         self._writer = writer
         self._headers = headers
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s = self._patience_s = settings.keep_alive_s
+        self._silence_s = settings.silence_s
         self._opening = trio.Event()
-        self._said = 0.0
+        self._said = trio.current_time()
         self._sign_of_life: Callable[[], bytes] = bytes
         # A client of HTTP/1.0 reads to the end of the connection instead.
         self._chunked = head.version == "1.1"
@@ -79,6 +86,18 @@ class Exchange:
             del data
             self._give_back()
 
+    def expect_document(self, headers: Headers = ()) -> None:
+        """Note that the request is valid, and that its answer, one JSON document, takes time.
+
+        After a long silence the head is sent, with these `headers`, and white space, which JSON allows before a
+        document. From then on a failure can only cut the answer. May be called again when more headers are known.
+        """
+        if self.opened:
+            return
+        self._delayed = (("Content-Type", "application/json"), *headers), b""
+        self._sign_of_life, self._patience_s = _blank, self._silence_s
+        self._opening.set()
+
     def open(self, headers: Headers, keep_alive: Callable[[], bytes], data: bytes = b"") -> None:
         """Send the head of a stream, of which `headers` name the type, and its first part.
 
@@ -86,7 +105,7 @@ class Exchange:
         for the next part, or for the first sign of life. Of a stream that is open already only the first part is sent.
         What `keep_alive` returns breaks every long silence.
         """
-        self._sign_of_life = keep_alive
+        self._sign_of_life, self._patience_s = keep_alive, self._keep_alive_s
         if self.opened:  # while its model was loaded
             self._put(self._chunk(data))
             return
@@ -105,6 +124,7 @@ class Exchange:
         if self._delayed is None:
             return b""
         (headers, data), self._delayed = self._delayed, None
+        self._patience_s = self._keep_alive_s
         every = [("Date", formatdate(usegmt=True)), *_STREAM, *headers, *self._headers]
         self.opened = True
         head = self._http.send(h11.Response(status_code=200, headers=every)) or b""
@@ -116,16 +136,24 @@ class Exchange:
 
     async def close(self, data: bytes) -> None:
         """Send the last part of the stream and its end, in one piece."""
-        head = self._head()
-        self._put(head + self._chunk(data) + (self._http.send(h11.EndOfMessage()) or b""))
+        before, behind = self._head(), b""
+        if self._chunked and data:
+            before, behind = b"%b%x\r\n" % (before, len(data)), b"\r\n"
+        behind += self._http.send(h11.EndOfMessage()) or b""
+        if len(data) > LONG_BODY:
+            self._put(before)
+            self._put(data)
+            self._put(behind)
+        else:
+            self._put(before + data + behind)
         await self._writer.flushed()
 
     async def keep_alive(self) -> None:
-        """Break every long silence of the stream, so that nobody takes it for dead."""
+        """Break every long silence of the answer, so that no client takes the daemon for dead."""
         await self._opening.wait()
         while self._delayed is not None or self._http.our_state is h11.SEND_BODY:
-            await trio.sleep_until(self._said + self._keep_alive_s)
-            if trio.current_time() < self._said + self._keep_alive_s:
+            await trio.sleep_until(self._said + self._patience_s)
+            if trio.current_time() < self._said + self._patience_s:
                 continue
             if self._writer.waiting_bytes:
                 self._said = trio.current_time()  # the silence is the reader's
@@ -142,3 +170,7 @@ class Exchange:
         """Write; True if the kernel has it all."""
         self._said = trio.current_time()
         return self._writer.write(self._head() + data if self._delayed is not None else data)
+
+
+def _blank() -> bytes:
+    return b" "

@@ -2,7 +2,8 @@
 
 A port of this machine is open to every program on it, and to every web page in its browser. The
 order of the checks: the name that was asked for (against DNS rebinding), the page that asks
-(against other sites), the key, the kind of the body (a page can post text/plain without asking).
+(against other sites), the key, the kind of the body (a page can post text/plain, a form or a body without a type
+unasked, but no browser hides that it is a page).
 A request that comes by a proxy which the operator listed is whose the proxy says.
 """
 
@@ -15,6 +16,7 @@ from typing import Literal
 
 from attrs import evolve
 
+from uma_trio.http.wire.encodings import codings_of
 from uma_trio.http.wire.errors import Fault
 from uma_trio.http.wire.message import Head, Headers
 from uma_trio.http.wire.settings import Network, Settings, matching
@@ -27,6 +29,9 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"([^:\[\]]*|\[[^\[\]]*\])(:[0-9]*)?")
 _LOCAL_PAGES = "localhost"  # in place of an origin: a page of this machine, at any port
 _LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
+_JSON = "application/json"
+#: What clients send that were told no type: nothing, or what `curl -d` does. Browsers name the page beside either.
+_BY_DEFAULT = frozenset({"", "application/x-www-form-urlencoded"})
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _MAX_AGE_S = "600"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
@@ -76,7 +81,9 @@ def admit(head: Head, settings: Settings, access: Access, peer: Principal) -> Pr
         )
     if head.method == "POST":
         _check_kind(head)
-    return principal
+        codings_of(head)
+    # A page acts with its reader's rights, who may be the operator and did not ask for what it does.
+    return evolve(principal, is_operator=False) if "origin" in head.headers else principal
 
 
 def preflight(head: Head, settings: Settings) -> Headers:
@@ -169,10 +176,12 @@ def _check_key(head: Head, settings: Settings, peer: Principal) -> Principal:
 
 def _check_kind(head: Head) -> None:
     kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    is_browser = "origin" in head.headers or "sec-fetch-site" in head.headers
+    if kind != _JSON and (kind not in _BY_DEFAULT or is_browser):
         raise Fault(
             415,
-            "send the body as Content-Type: application/json",
+            "send the body as Content-Type: application/json; without a type, or as curl -d sends it, JSON is read only "
+            "where neither Origin nor Sec-Fetch-Site is sent, since a web page can send such a body to any host",
             code="unsupported_media_type",
             closes=True,
         )

@@ -21,6 +21,8 @@ MOST_LINES = 256
 """Of a head, or behind the last chunk. h11 takes more than a microsecond for each, all at once."""
 _VERSIONS = (b"1.0", b"1.1")
 _LAST_CHUNK = re.compile(rb"(?:\r?\n)?0+[ \t]*(;[^\n]*)?\r?\n")
+_EMPTY_LINES = re.compile(rb"\A(?:\r?\n)+")
+_SLASHES = re.compile("//+")
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
 
 
@@ -50,17 +52,41 @@ def head_of(event: h11.Request, most_bytes: int) -> Head:
         headers["host"] = absolute[1]
         target = target[absolute.end() :]
         target = target if target.startswith("/") else f"/{target}"
-    path, _, query = target.partition("?")
+    raw, _, query = target.partition("?")
+    path = _SLASHES.sub("/", f"/{raw}")  # before it is decoded: %2F is no separator
     if query.count("&") >= MOST_QUERY_FIELDS:
         raise _refused(400, f"its query has more than {MOST_QUERY_FIELDS} fields")
     return Head(
         method=event.method.decode("ascii"),
-        path=unquote(path) if path.startswith("/") else f"/{path}",
+        path=unquote(path.rstrip("/")) or "/",
         query=dict(parse_qsl(query, keep_blank_values=True)),
         headers=headers,
         version=version,
         app=_label(headers),
+        is_folder=path.endswith("/"),
     )
+
+
+def check_upgrade(head: Head) -> None:
+    """Refuse the handshake of a WebSocket; an offer of any other protocol, such as h2c, is ignored (RFC 9110, 7.8).
+
+    Raises:
+        Fault: it is one.
+    """
+    if head.method != "GET" or head.version == "1.0":
+        return
+    if "upgrade" in _tokens(head, "connection") and "websocket" in _tokens(head, "upgrade"):
+        raise Fault(
+            426,
+            "there are no WebSockets here; send the request as HTTP/1.1: POST, with stream: true for events",
+            code="upgrade_required",
+            headers=(("Upgrade", "HTTP/1.1"), ("Connection", "Upgrade")),
+        )
+
+
+def without_empty_lines(data: bytes) -> bytes:
+    """Return what is behind the empty lines before a request, which are ignored (RFC 9112, 2.2)."""
+    return _EMPTY_LINES.sub(b"", data, count=1)
 
 
 def check_lines(data: bytes) -> None:
@@ -100,6 +126,12 @@ def is_ambiguous(head: Head) -> bool:
 def _refused(status: int, why: str) -> Fault:
     message = f"this is not HTTP/1.1 as it should be: {why}"
     return Fault(status, message, code="bad_request", closes=True)
+
+
+def _tokens(head: Head, name: str) -> set[str]:
+    """Return the parts of a header that is a list, in lower case and without versions."""
+    every = head.headers.get(name, "").lower().split(",")
+    return {each.strip().partition("/")[0] for each in every}
 
 
 _LABEL = 64

@@ -13,7 +13,7 @@ Headers = tuple[tuple[str, str], ...]
 class Head:
     """A request as far as its empty line. Header names are in lower case.
 
-    `app` is what the program calls itself: a label for people, which grants nothing.
+    `path` is decoded, without doubled slashes and without one at its end; `is_folder` is whether one was there. `app` is what the program calls itself: a label for people, which grants nothing.
     """
 
     method: str
@@ -22,6 +22,7 @@ class Head:
     headers: Mapping[str, str]
     version: str = "1.1"
     app: str | None = None
+    is_folder: bool = False
 
 
 @frozen

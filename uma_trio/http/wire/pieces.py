@@ -22,6 +22,8 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from uma_trio.text.surrogates import without_lone_surrogates
+
 PIECE_BYTES: Final = 65_536
 PIECE_MARKS: Final = 16_384
 """The most commas, colons and brackets in one piece."""
@@ -319,7 +321,13 @@ def _escapes(part: bytes, end: int) -> bool:
 def _loaded(load: Callable[[bytes], Any], piece: bytes, base: int) -> Any:
     """Return what is in a piece; `base` is the place of its first byte in the document."""
     try:
-        return load(piece)
+        try:
+            return load(piece)
+        except (msgspec.DecodeError, ValueError):
+            mended = without_lone_surrogates(piece)
+            if mended == piece:
+                raise
+            return load(mended)
     except RecursionError:
         raise TooDeep("is nested too deeply") from None
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """Which handler answers which path, and what is said where none does. Pure.
 
-Every path is served with and without ``/v1`` before it.
+Every path is served with ``/v1`` before it once, several times or not at all, and with slashes at its end.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Router:
         self._open_ended = tuple({route.path: None for route in routes if route.takes_more})
         self._whole = {route.path for route in routes if not route.takes_more or route.whole}
 
-    def methods(self, path: str) -> tuple[str, ...]:
+    def methods(self, head: Head) -> tuple[str, ...]:
         """Return what can be asked of a path.
 
         Raises:
             Fault: there is no such path.
         """
-        known = tuple(self._at(path))
+        known = tuple(self._at(head))
         return (*known, *(("HEAD",) if "GET" in known else ()), "OPTIONS")
 
     def find(self, head: Head) -> Route:
@@ -72,10 +72,10 @@ class Router:
         Raises:
             Fault: there is no such path, or not with this method.
         """
-        routes = self._at(head.path)
+        routes = self._at(head)
         method = "GET" if head.method == "HEAD" else head.method
         if method not in routes:
-            allowed = ", ".join(self.methods(head.path))
+            allowed = ", ".join(self.methods(head))
             raise Fault(
                 405,
                 f"{head.path} takes {allowed}",
@@ -84,11 +84,25 @@ class Router:
             )
         return routes[method]
 
-    def _at(self, path: str) -> dict[str, Route]:
-        bare = path.removeprefix(_PREFIX) if path.startswith(f"{_PREFIX}/") else path
-        if bare in self._whole:
-            return self._exact[bare]
+    def form(self, head: Head) -> ErrorForm:
+        """Return how what goes wrong at a path is written, with any method and also if there is nothing."""
+        routes = self._routes(head) or {}
+        return next((route.errors for route in routes.values()), openai_error)
+
+    def _at(self, head: Head) -> dict[str, Route]:
+        routes = self._routes(head)
+        if routes is None:
+            raise not_found()
+        return routes
+
+    def _routes(self, head: Head) -> dict[str, Route] | None:
+        bare = head.path
+        while bare == _PREFIX or bare.startswith(f"{_PREFIX}/"):
+            bare = bare.removeprefix(_PREFIX) or "/"
+        for whole in (f"{bare}/", bare) if head.is_folder else (bare,):
+            if whole in self._whole:
+                return self._exact[whole]
         for start in self._open_ended:
             if bare.startswith(start) and len(bare) > len(start):
                 return self._exact[start]
-        raise not_found()
+        return None

@@ -60,6 +60,8 @@ class Settings:
     idle_timeout_s: float = 75.0
     stall_timeout_s: float = 30.0
     keep_alive_s: float = 15.0
+    # Before the head of a whole answer is sent ahead. Clients give up after 30 s (proxies) to 600 s.
+    silence_s: float = 20.0
     # Who is refused while it sends reads the answer only behind what it sends: most of all bodies.
     linger_s: float = 10.0
     linger_quiet_s: float = 1.0

@@ -19,6 +19,7 @@ from uma_trio.text.replies.events import (
 from uma_trio.text.replies.literals import TEXT, json_of, kinds_of
 from uma_trio.text.replies.notation import Out, inside
 from uma_trio.text.replies.source import Source, Steps
+from uma_trio.text.surrogates import in_utf8
 
 
 class Maker:
@@ -53,12 +54,12 @@ class Maker:
 
     def start(self, name: str, id: str = "") -> None:  # noqa: A002
         """Begin a call, under the id that the model gave it, if it did."""
-        self.events.append(CallStart(self._n, id or self._ids(), name))
+        self.events.append(CallStart(self._n, id or self._ids(), in_utf8(name)))
 
     def arguments(self, text: str) -> None:
         """Go on with its arguments."""
         if text:
-            self.events.append(Arguments(self._n, text))
+            self.events.append(Arguments(self._n, in_utf8(text)))
 
     def value(
         self,
