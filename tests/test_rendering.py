@@ -15,6 +15,7 @@ from trio.testing import MockClock
 from uma_trio.backend.fake import CHATML, linear_cost
 from uma_trio.text.chat import Message
 from uma_trio.text.prompt import Unrenderable
+from uma_trio.text.rendering import renderer
 from uma_trio.text.template import ChatTemplate
 from uma_trio_sim.scripted import ScriptedBackend
 
@@ -38,6 +39,15 @@ def test_a_template_that_was_forgotten_is_sent_again() -> None:
     for _ in range(2):
         for number, template in enumerate(templates):
             assert template.render(HI).text == f"{number}Hi"
+
+
+def test_a_process_that_was_killed_is_replaced() -> None:
+    """Also while it waits; the next request does not notice."""
+    template = ChatTemplate(CHATML)
+    template.check()
+    for process in renderer()._idle:
+        process.worker._kill(process.worker._number)
+    template.check()
 
 
 def test_jinja2_is_not_imported_by_the_daemon() -> None:

@@ -44,6 +44,10 @@ class NotRendered(Unrenderable):
     """It is not known what the template would write; to ask again may help."""
 
 
+class _Lost(NotRendered):
+    """The process was ended by none of its limits."""
+
+
 @define
 class _Process:
     worker: Worker
@@ -65,7 +69,17 @@ class Renderer:
             Unrenderable: the template refuses it, or takes too much.
             NotRendered: it cannot be rendered now.
         """
-        process = self._taken()
+        try:
+            answer = self._answered(self._idle_process() or self._new_process(), asked, source)
+        except _Lost:  # maybe it waited for a request then
+            answer = self._answered(self._new_process(), asked, source)
+        if isinstance(answer, Rendered):
+            return answer.prompt()
+        raise Unrenderable(answer.why if isinstance(answer, Refused) else "it is unknown")
+
+    def _answered(
+        self, process: _Process, asked: Render, source: Source
+    ) -> Rendered | Refused | Unknown:
         try:
             answer = self._answer(process, _with_source(asked, process, source))
             if isinstance(answer, Unknown):
@@ -76,16 +90,17 @@ class Renderer:
             raise
         process.known.add(asked.key)
         self._give_back(process)
-        if isinstance(answer, Rendered):
-            return answer.prompt()
-        raise Unrenderable(answer.why if isinstance(answer, Refused) else "it is unknown")
+        return answer
 
-    def _taken(self) -> _Process:
+    def _idle_process(self) -> _Process | None:
         with self._lock:
             while self._idle:
                 process = self._idle.pop()
                 if process.worker.is_idle:
                     return process
+        return None
+
+    def _new_process(self) -> _Process:
         try:
             return _Process(self._workers.start(_LIMITS))
         except Unavailable as error:
@@ -107,9 +122,9 @@ class Renderer:
             why = str(gone)
             if why in _TAKES_TOO_MUCH:
                 raise Unrenderable(_TAKES_TOO_MUCH[why]) from None
-            late = why == OUT_OF_TIME
-            ended = f"the process that rendered it has ended ({why}); try again"
-            raise NotRendered(_LATE if late else ended) from None
+            if why == OUT_OF_TIME:
+                raise NotRendered(_LATE) from None
+            raise _Lost(f"the process that rendered it has ended ({why}); try again") from None
         found: Rendered | Refused | Unknown = _ANSWER.decode(answer)
         return found
 
