@@ -1,6 +1,6 @@
 """Run llama.cpp's own server tests against this daemon and the bundled model.
 
-    .venv/bin/python scripts/foreign_server_tests.py [--sources DIR] [-k EXPRESSION] [--short] [-v]
+    .venv/bin/python scripts/foreign_server_tests.py [--sources DIR] [-k EXPRESSION] [--fetch] [--short] [-v]
 
 The tests are those of ``tools/server/tests`` in the sources of llama.cpp from which the daemon's
 library is compiled. ``foreign_server_plugin.py`` replaces the server's command line, the model and
@@ -35,11 +35,16 @@ def main() -> int:
     """Run the tests; return pytest's exit status."""
     parser = argparse.ArgumentParser(description="Run llama.cpp's server tests against uma-trio.")
     parser.add_argument("--sources", type=Path, help="an unpacked llama.cpp")
+    parser.add_argument(
+        "--fetch", action="store_true", help="only fetch the sources, whose templates tests render"
+    )
     parser.add_argument("--short", action="store_true", help="one file of each API, for CI")
     parser.add_argument("-k", dest="expression", default="", help="run only matching tests")
     parser.add_argument("-v", dest="verbose", action="store_true", help="name each test")
     given = parser.parse_args()
     sources = given.sources or unpacked()
+    if given.fetch:
+        return 0
     command = [sys.executable, "-m", "pytest", "-p", "foreign_server_plugin", "--noconftest"]
     command += [
         "-c",
