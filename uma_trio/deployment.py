@@ -32,7 +32,6 @@ from uma_trio.policy.state import Contract
 from uma_trio.service.compiling import RunFor
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.served import ServedModel
-from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.wiring import (
@@ -209,16 +208,13 @@ def describe(metrics: Metrics, config: Config, backend: Backend, policy: Policy)
 
 
 def _front_end(config: Config, backend: Backend, model: ModelFacts, metrics: Metrics) -> FrontEnd:
-    front_end = FrontEnd(
+    return FrontEnd(
         backend.vocabulary,
         model.chat_template,
         reply_format(config),
         confinement(config, metrics.shapes),
         reasons={"on": True, "off": False}.get(config.reasoning),
     )
-    if front_end.chat_problem is not None:
-        log.get("daemon").warning("messages are refused", why=front_end.chat_problem)
-    return front_end
 
 
 def _remember(backend: Backend, cost: CostModel) -> None:
