@@ -12,7 +12,14 @@ import hypothesis
 import msgspec
 from hypothesis import strategies as st
 
-from uma_trio.text.pieces import PIECE_BYTES, PIECE_MARKS, Excessive, JsonLimits, NotJson, decoded
+from uma_trio.http.wire.pieces import (
+    PIECE_BYTES,
+    PIECE_MARKS,
+    Excessive,
+    JsonLimits,
+    NotJson,
+    decoded,
+)
 
 _BYTES = 1 << 20
 _LIMITS = JsonLimits(values=1 << 18)

@@ -1,6 +1,6 @@
 """Run llama.cpp's own server tests against this daemon and the bundled model.
 
-    .venv/bin/python scripts/foreign_server_tests.py [--sources DIR] [-k EXPRESSION] [--short] [-v]
+    .venv/bin/python scripts/foreign_server_tests.py [--sources DIR] [-k EXPRESSION] [--fetch] [--short] [-v]
 
 The tests are those of ``tools/server/tests`` in the sources of llama.cpp from which the daemon's
 library is compiled. ``foreign_server_plugin.py`` replaces the server's command line, the model and
@@ -28,18 +28,23 @@ from setup import CACHE, LLAMA, ROOT, llama_requirement
 
 HERE = Path(__file__).resolve().parent
 TESTS = Path("tools/server/tests")
-NEEDED = (f"{TESTS}/", "models/templates/")
+NEEDED = (f"{TESTS}/", "models/templates/", "models/ggml-vocab-")
 
 
 def main() -> int:
     """Run the tests; return pytest's exit status."""
     parser = argparse.ArgumentParser(description="Run llama.cpp's server tests against uma-trio.")
     parser.add_argument("--sources", type=Path, help="an unpacked llama.cpp")
+    parser.add_argument(
+        "--fetch", action="store_true", help="only fetch the sources, whose templates tests render"
+    )
     parser.add_argument("--short", action="store_true", help="one file of each API, for CI")
     parser.add_argument("-k", dest="expression", default="", help="run only matching tests")
     parser.add_argument("-v", dest="verbose", action="store_true", help="name each test")
     given = parser.parse_args()
     sources = given.sources or unpacked()
+    if given.fetch:
+        return 0
     command = [sys.executable, "-m", "pytest", "-p", "foreign_server_plugin", "--noconftest"]
     command += [
         "-c",
@@ -92,7 +97,7 @@ def unpacked() -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the tests and the chat templates of an archive into `folder`."""
+    """Write the tests, the chat templates and the vocabularies of an archive into `folder`."""
     with tarfile.open(archive) as tar:
         for member in tar:
             _, found, path = member.name.partition("/vendor/llama.cpp/")

@@ -22,7 +22,7 @@ from net_kit import at_once
 from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.http import fields, tokens
 from uma_trio.http.wire import sse, writing
-from uma_trio.text.pieces import decoded
+from uma_trio.http.wire.pieces import decoded
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _MARKS = (b",", b":", b"[", b"]", b"{", b"}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uma_trio.backend.base import IntArray
+from uma_trio.backend.base import IntArray, SpecialToken
 from uma_trio.backend.fake import N_VOCAB, FakeVocabulary
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.frontend import FrontEnd
@@ -43,7 +43,9 @@ FORMATS = {
     "xml": ReplyFormat("xml", calls=XML),
     "typed tags": ReplyFormat("typed tags", calls=TYPED),
 } | {
-    "".join(family.marks): ReplyFormat(family.name, thought=THINK, calls=family.calls)
+    "".join(family.marks): ReplyFormat(
+        family.name, thought=family.thought or THINK, calls=family.calls
+    )
     for family in FAMILIES
 }
 TOOLS = (
@@ -112,6 +114,13 @@ class MarkedVocabulary(FakeVocabulary):
 
     def __init__(self) -> None:
         super().__init__(N_VOCAB + len(self.markers))
+
+    def specials(self) -> list[SpecialToken]:
+        """Return the markers, too."""
+        return [
+            *super().specials(),
+            *(SpecialToken(N_VOCAB + n, marker) for n, marker in enumerate(self.markers)),
+        ]
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
         """Return a token per byte, and markers where special tokens are asked for."""

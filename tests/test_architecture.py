@@ -53,19 +53,24 @@ ALLOWED = {
     "uma_trio.telemetry": {"attrs", "prometheus_client", "structlog", "uma_trio.words"},
     "uma_trio.telemetry.scorekeeper": {"trio", "uma_trio.telemetry"},
     "uma_trio.text": {
-        *("attrs", "jinja2", "numpy"),
+        *("attrs", "numpy"),
         *("uma_trio.backend.base", "uma_trio.policy", "uma_trio.telemetry"),
     },
     "uma_trio.text.constrain": {
         *("numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
     },
-    "uma_trio.text.pieces": {"attrs", "msgspec", "numpy"},
+    "uma_trio.http.wire.pieces": {"attrs", "msgspec", "numpy", "uma_trio.text.surrogates"},
     "uma_trio.text.grammars": {"llguidance", "uma_trio.text.shape"},
     "uma_trio.text.shape_worker": {"llguidance", "msgspec", "uma_trio.confined", "uma_trio.text"},
     "uma_trio.text.confinement": {
         *("attrs", "msgspec", "uma_trio.backend.base", "uma_trio.confined", "uma_trio.text"),
         "uma_trio.telemetry.shapes",
     },
+    "uma_trio.text.prompt": {"attrs", "msgspec", "uma_trio.text"},
+    "uma_trio.text.render_worker": {
+        *("attrs", "jinja2", "msgspec", "uma_trio.confined", "uma_trio.text"),
+    },
+    "uma_trio.text.rendering": {"attrs", "msgspec", "uma_trio.confined", "uma_trio.text.prompt"},
     "uma_trio.text.apart": {"numpy", "uma_trio.confined.workers", "uma_trio.text"},
     "uma_trio.confined": {"msgspec"},
     "uma_trio.backend": {
@@ -129,7 +134,7 @@ ALLOWED = {
         *("uma_trio.engine.messages", "uma_trio.words", "uma_trio.telemetry.exposition"),
         "uma_trio.sizes",
         "uma_trio.engine.records",
-        *("uma_trio.text.replies", "uma_trio.text.pieces", "uma_trio.text.slices"),
+        *("uma_trio.text.replies", "uma_trio.text.slices"),
         "uma_trio.text.annotations",
     },
     "uma_trio.http.wire.encodings": {"attrs", "backports", "compression"},
@@ -189,7 +194,8 @@ THREADS = {
     "uma_trio.telemetry.log",  # one line at a time
     "uma_trio.telemetry.trace",  # a disk may be slow, the engine not
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
-    "uma_trio.text.sandbox",  # a budget for each helper thread
+    "uma_trio.text.rendering",  # helper threads share the processes that render
+    "uma_trio.text.derivation",  # a template is tried by the first helper thread that asks
     "uma_trio.text.tokeniser",  # helper threads tokenise
     "uma_trio.text.constrain",  # helper threads share what is compiled
     "uma_trio.text.frontend",  # helper threads share one compiler, which the first of them makes

@@ -11,6 +11,7 @@ from reply_kit import MarkedVocabulary
 
 from uma_trio.text.chat import ToolChoice
 from uma_trio.text.constrain import Grammarian
+from uma_trio.text.derivation import Derivation
 from uma_trio.text.grammars import JSON
 from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
 from uma_trio.text.replies.bounded import Bounded
@@ -36,7 +37,7 @@ class HarmonyVocabulary(MarkedVocabulary):
 
 
 VOCABULARY = HarmonyVocabulary()
-REPLIES = Replies(VOCABULARY, None, "", HARMONY)
+REPLIES = Replies(VOCABULARY, Derivation(HARMONY))
 GRAMMARIAN = Grammarian(VOCABULARY)
 
 

@@ -156,7 +156,7 @@ def test_the_operator_says_what_holds_where_a_request_says_nothing(
         (Manner(), True, "assistant\n<think>\n"),
         (Manner(effort="low"), True, "assistant\n<think>\n"),
         (Manner(effort="none"), False, "assistant\n<think>\n\n</think>\n\n"),
-        (Manner(arguments={"enable_thinking": False}), False, "assistant\n<think>\n\n</think>\n\n"),
+        (Manner(arguments={"enable_thinking": False}), True, "assistant\n<think>\n"),
     ],
 )
 def test_reasoning_that_a_template_always_opens_is_closed_where_none_is_wanted(

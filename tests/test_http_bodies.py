@@ -21,7 +21,7 @@ from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.http.routes import ROUTES
-from uma_trio.text.pieces import PIECE_BYTES, PIECE_MARKS
+from uma_trio.http.wire.pieces import PIECE_BYTES, PIECE_MARKS
 
 _FILE = "def f(x):\n    return x + 1\n" * 8000  # 200 KiB
 _TEXTS = [f"message {number} " * 20 for number in range(299)]

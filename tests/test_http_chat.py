@@ -16,7 +16,7 @@ from uma_trio.engine.messages import Finished
 from uma_trio.http import fields as intake
 from uma_trio.http.accounts import timings
 from uma_trio.http.fields import document_of
-from uma_trio.text.pieces import JsonLimits
+from uma_trio.http.wire.pieces import JsonLimits
 from uma_trio_sim.scripted import ScriptedBackend
 
 CHAT = "/v1/chat/completions"

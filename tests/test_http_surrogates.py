@@ -14,7 +14,7 @@ from reply_kit import FORMATS, HERMES_TEMPLATE, parsed
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import FakeBackend, linear_cost
-from uma_trio.text.pieces import USUAL, NotJson, decoded
+from uma_trio.http.wire.pieces import USUAL, NotJson, decoded
 from uma_trio.text.replies import collect
 from uma_trio.text.surrogates import in_utf8
 

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from uma_trio.http import tokens
 from uma_trio.http.tokens import ids_of, written_ids
 from uma_trio.http.wire.errors import Fault
-from uma_trio.text.slices import Forgeable, utf8, utf8_length
+from uma_trio.text.slices import utf8, utf8_length
 
 
 class Unlooked(list[Any]):
@@ -99,16 +99,6 @@ def test_text_in_slices_is_encoded_as_in_one(text: str) -> None:
     """To the same bytes, and as many."""
     assert utf8(text) == text.encode("utf-8", "replace")
     assert utf8_length(text) == len(utf8(text))
-
-
-@given(st.lists(st.sampled_from(["<think>", "<", "<<x", "a", "\n"]), max_size=3000))
-def test_markers_are_cut_wherever_they_stand(words: list[str]) -> None:
-    """Also across the borders of slices: no part holds a marker, and together they are the text."""
-    text = "".join(words)
-    parts = Forgeable(["<think>", "<<x"]).cut(text)
-    assert "".join(parts) == text
-    assert not any("<think>" in part or "<<x" in part for part in parts)
-    assert len(parts) == 1 + text.count("<think>") + text.count("<<x")
 
 
 @pytest.mark.parametrize("stream", [False, True])

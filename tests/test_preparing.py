@@ -10,8 +10,8 @@ from uma_trio.text.asked import Chat
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.preparing import Preparation
+from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.shape import Shape, Unconstrainable, Unknown
-from uma_trio.text.veil import Unrenderable
 
 SHAPE = Shape("schema", '{"type": "object"}')
 HELLO = Chat((Message("user", "hello"),))
@@ -38,7 +38,7 @@ def test_a_chat_with_a_known_shape_takes_one_call() -> None:
     found = Preparation(front_end, HELLO, shape=SHAPE, n=2).finish()
     assert [each.constraint is not None for each in found] == [True, True]
     assert found[0].constraint is not found[1].constraint
-    tokens, _ = front_end.tokens_of(HELLO)
+    tokens = front_end.tokens_of(HELLO).tokens
     assert found[0].tokens.tolist() == tokens.tolist()
 
 

@@ -105,7 +105,7 @@ def test_a_conversation_has_the_same_tokens_turn_by_turn_as_all_at_once(said: li
     turns = FrontEnd(real_vocabulary(), CHATML)
     messages = [Message("user" if n % 2 == 0 else "assistant", text) for n, text in enumerate(said)]
     for n in range(1, len(messages) + 1):
-        found, _ = turns.prepare_chat(messages[:n], PLAINLY, (), ME)
+        found = turns.prepare_chat(messages[:n], PLAINLY, (), ME).tokens
         assert found.tolist() == chat_tokens(turns, messages[:n]).tolist()
 
 

@@ -28,6 +28,10 @@ ANY = ReplyFormat(
 ONE = Call("id0", "look", '{"what": "x"}')
 DEEPSEEK_CALL = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"  # noqa: RUF001
 
+MUSE = "<|start|>assistant to=self<|message|><atem:invoke"
+SOLAR = "<|begin|>assistant<|think|><|tool_call:begin|>"
+M3 = "']<]minimax[>['"
+_M = "]<]minimax[>["
 REPLIES = [
     ("hermes", "Hi", Said("Hi", "", ())),
     ("hermes", "<think>\nWhy <b>?\n</think>\n\nSo.", Said("So.", "Why <b>?", ())),
@@ -162,6 +166,62 @@ REPLIES = [
         '<f n="look"><p n="what" text="false">[3]</p><p n="n" text="true">3</p></f>',
         Said("", "", (Call("id0", "look", '{"what": [3], "n": "3"}'),)),
     ),
+    (
+        MUSE,
+        (
+            " to=self<|message|>Hm.<|eom|><|start|>assistant to=look<|message|><atem:function_calls>\n"
+            '<atem:invoke name="look">\n<atem:parameter name="what">a\n<b></atem:parameter>\n'
+            '<atem:parameter name="n">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>'
+            '<|start|>assistant to=stop<|message|><atem:function_calls>\n<atem:invoke name="stop">\n'
+            "</atem:invoke>\n</atem:function_calls><|eot|>"
+        ),
+        Said(
+            "",
+            "Hm.",
+            (Call("id0", "look", '{"what": "a\\n<b>", "n": 3}'), Call("id1", "stop", "{}")),
+        ),
+    ),
+    (MUSE, " to=user<|message|>Hello<|eot|>", Said("Hello", "", ())),
+    (
+        MUSE,
+        (
+            " to=self<|message|>A<|eom|><|start|>assistant to=self<|message|>B<|eom|>"
+            "<|start|>assistant to=user<|message|>Hello"
+        ),
+        Said("Hello", "AB", ()),
+    ),
+    (
+        SOLAR,
+        (
+            "<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5"
+            '<|tool_call:name|>look<|tool_call:args|>{"what": "x"}<|tool_call:end|><|tool_call:begin|>0'
+            "<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>"
+        ),
+        Said("", "Hm.", (Call("a1b2c3d4e5", "look", '{"what": "x"}'), Call("0", "stop", "{}"))),
+    ),
+    (SOLAR, "<|content|>Hello<|end|>", Said("Hello", "", ())),
+    (SOLAR, "<|think|><|end|><|begin|>assistant<|content|>Hello", Said("Hello", "", ())),
+    (
+        M3,
+        (
+            f'So{_M}<tool_call>\n{_M}<invoke name="look">{_M}<what>a\n<b>{_M}</what>{_M}<n>3{_M}</n>'
+            f"{_M}<where>{_M}<lat>1.5{_M}</lat>{_M}<tags>{_M}<item>a{_M}</item>{_M}<item>{_M}<k>{_M}</k>"
+            f"{_M}</item>{_M}</tags>{_M}</where>{_M}</invoke>\n"
+            f'{_M}<invoke name="stop">{_M}</invoke>\n{_M}</tool_call>'
+        ),
+        Said(
+            "So",
+            "",
+            (
+                Call(
+                    "id0",
+                    "look",
+                    '{"what": "a\\n<b>", "n": 3, "where": {"lat": 1.5, "tags": ["a", {"k": ""}]}}',
+                ),
+                Call("id1", "stop", "{}"),
+            ),
+        ),
+    ),
 ]
 MALFORMED = [
     ("hermes", "<tool_call>"),
@@ -179,6 +239,9 @@ MALFORMED = [
     ("xml", "<function=other>\n<parameter=what>\nx\n</parameter>\n</function>\n</tool_call>"),
     ("<|channel|><|message|><|start|>", "plain <b>"),
     ("<|channel|><|message|><|start|>", "<|channel|>final"),
+    (MUSE, "to=them and more"),
+    (MUSE, "a <|start|> b"),
+    (SOLAR, "plain <b>"),
 ]
 
 

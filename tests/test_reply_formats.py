@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from http_kit import http_house
 from reply_kit import (
     FORMATS,
+    HERMES,
     HERMES_TEMPLATE,
     MARKED_TEMPLATE,
     PREFILLED_TEMPLATE,
@@ -22,15 +23,15 @@ from reply_kit import (
 )
 from trio.testing import MockClock
 
-from uma_trio.backend.base import IntArray
+from uma_trio.backend.base import IntArray, SpecialToken
 from uma_trio.backend.fake import CHATML, N_VOCAB, FakeVocabulary
 from uma_trio.cli.doctor import doctor
 from uma_trio.text.chat import AUTO, Call, Message, Tool
+from uma_trio.text.derivation import Derivation
 from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.replies.derive import CPU_SECONDS
+from uma_trio.text.replies import ReplyParser, collect
 from uma_trio.text.replies.files import NoFormat, document_of, format_from
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
-from uma_trio.text.replying import Derivation
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
 
 _EACH = "{% for c in m.tool_calls or [] %}"
@@ -93,6 +94,14 @@ TEMPLATES = {
         ),
         CallSyntax(bare=True, arguments_key="parameters"),
     ),
+    "a message of another role, for the first call only": (
+        chatml(
+            "{{ m.content }}{% if m.tool_calls %}{% set c = m.tool_calls[0] %}<|sep|>\n\ncall<|role|>\n"
+            '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+            "{% endif %}"
+        ),
+        CallSyntax(open="<|sep|>\n\ncall<|role|>\n"),
+    ),
 }
 
 
@@ -107,6 +116,57 @@ def test_how_calls_are_written_is_found_out(source: str, syntax: CallSyntax) -> 
     derived = found(source)
     assert (derived.format.calls, derived.format.source) == (syntax, "derived")
     assert derived.tells_tools
+
+
+@pytest.mark.parametrize(
+    ("instructions", "name"),
+    [
+        ("List of tools: [", "lfm"),
+        ("available_tools: respond with <|tool_call|> and a JSON list", "granite"),
+        ('<tool_call>\n{"name": <function-name>, "arguments": {}}\n</tool_call>', "hermes"),
+    ],
+)
+def test_a_template_that_shows_tools_but_no_calls_has_the_format_of_its_family(
+    instructions: str, name: str
+) -> None:
+    """So tools are not shown twice."""
+    source = "{{ '" + instructions.replace("\n", "\\n") + "' }}" + chatml("{{ m.content }}")
+    derived = found(source)
+    assert (derived.format.name, derived.format.source, derived.tells_tools) == (
+        name,
+        "built in",
+        True,
+    )
+    prompt = FrontEnd(FakeVocabulary(), source).render([Message("user", "Hi")], tools=[Tool("f")])
+    assert "You can call functions" not in prompt
+
+
+@pytest.mark.parametrize("made", FORMATS.values(), ids=FORMATS.keys())
+def test_the_example_of_a_call_in_our_words_is_read_as_one(made: ReplyFormat) -> None:
+    """Where a template writes calls but shows no tools, as those of R1's distillates."""
+    source = CHATML
+    tools = [Tool("NAME", "", {"properties": {"ARGUMENT": {"type": "string"}}})]
+    prompt = FrontEnd(FakeVocabulary(), source, made).render([Message("user", "Hi")], tools=tools)
+    before, found, example = prompt.partition("and nothing behind it:\n")
+    assert found
+    assert "You can call functions" in before
+    framed = made.calls is None or made.calls.framed
+    parser = ReplyParser(HERMES if framed else made, tools=tools)
+    said = collect([*parser.feed(example.partition("<|im_end|>")[0]), *parser.finish()])
+    assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [
+        ("NAME", {"ARGUMENT": "VALUE"})
+    ]
+
+
+def test_a_template_that_goes_through_parts_gets_them() -> None:
+    """As those of models that see images do; a text would be left out, a character at a time."""
+    source = (
+        "{% for m in messages %}[{% for part in m.content %}{% if part.type == 'text' %}"
+        "{{ part.text }}{% endif %}{% endfor %}]{% endfor %}"
+    )
+    chat = [Message("user", "Hi"), Message("assistant", "Ho"), Message("user", "")]
+    assert FrontEnd(FakeVocabulary(), source).render(chat) == "[Hi][Ho][]"
+    assert not found(CHATML).habits.content_as_parts
 
 
 def test_what_stands_around_reasoning_is_found_out() -> None:
@@ -160,14 +220,6 @@ def test_a_template_without_tools_has_a_generic_format() -> None:
     assert longer.startswith(told.removesuffix("<|im_start|>assistant\n"))
 
 
-def test_a_template_that_is_slow_is_not_waited_for() -> None:
-    """What is found out of it in bounded time counts."""
-    source = CHATML + "{% for i in range(9999) %}{% for j in range(8) %}{% endfor %}{% endfor %}"
-    begin = time.thread_time()
-    found(source)
-    assert time.thread_time() - begin < CPU_SECONDS + 2
-
-
 @pytest.mark.parametrize("source", [HERMES_TEMPLATE, TEMPLATES["tags"][0]], ids=["json", "tags"])
 def test_no_text_of_tools_becomes_a_special_token(source: str) -> None:
     """Descriptions, schemas, names, arguments and results are tokenised as text."""
@@ -197,6 +249,12 @@ def test_a_marker_that_is_an_ordinary_token_is_none_in_somebodys_text() -> None:
     class Defined(MarkedVocabulary):
         def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
             return super().tokenize(text, add_special=add_special, parse_special=True)
+
+        def specials(self) -> list[SpecialToken]:
+            return [
+                evolve(special, is_control=special.text not in self.markers)
+                for special in super().specials()
+            ]
 
         def pieces(self) -> Sequence[bytes]:
             pieces = super().pieces()[: -len(self.markers)]

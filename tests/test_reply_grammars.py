@@ -11,6 +11,7 @@ from reply_kit import FORMATS, TYPED, XML, MarkedVocabulary
 from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import Tool, ToolChoice
 from uma_trio.text.constrain import Follower, Grammarian
+from uma_trio.text.derivation import Derivation
 from uma_trio.text.grammars import JSON
 from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
 from uma_trio.text.replies.channels import THOUGHT
@@ -128,7 +129,7 @@ def test_a_shape_is_that_of_the_final_message_in_harmony(
     """Behind the reasoning, if there is some; an answer out of its channel is not taken."""
     harmony = FORMATS["<|channel|><|message|><|start|>"]
     vocabulary = HarmonyVocabulary()
-    replies, grammarian = Replies(vocabulary, None, "", harmony), Grammarian(vocabulary)
+    replies, grammarian = Replies(vocabulary, Derivation(harmony)), Grammarian(vocabulary)
     thought = "<|channel|>analysis<|message|>w<|end|><|start|>assistant"
 
     def taken(text: str) -> bool:
@@ -252,7 +253,7 @@ def in_channels(
 ) -> bool:
     """Tell whether a reply in channels may be `text`."""
     vocabulary = ChannelVocabulary()
-    replies, grammarian = Replies(vocabulary, None, "", K3), Grammarian(vocabulary)
+    replies, grammarian = Replies(vocabulary, Derivation(K3)), Grammarian(vocabulary)
     tools = [Tool("look", "", MANY)] if shape is None or beside else []
     loosened = replies.loosened(grammarian, tools, choice)
     follower = replies.constraint(grammarian, shape, loosened, choice, None, thinking=thinking)
@@ -305,7 +306,7 @@ def test_beside_tools_a_final_message_in_harmony_has_its_shape() -> None:
     """Behind the reasoning, as a call stands there."""
     harmony = FORMATS["<|channel|><|message|><|start|>"]
     vocabulary = HarmonyVocabulary()
-    replies, grammarian = Replies(vocabulary, None, "", harmony), Grammarian(vocabulary)
+    replies, grammarian = Replies(vocabulary, Derivation(harmony)), Grammarian(vocabulary)
     loosened = replies.loosened(grammarian, [Tool("look", "", PLACE)], ToolChoice())
 
     def taken(text: str) -> bool:
@@ -339,7 +340,7 @@ def test_beside_tools_a_reply_of_every_format_has_a_shape_or_calls(
 ) -> None:
     """And is no other text."""
     made = FORMATS[name]
-    replies = Replies(FakeVocabulary(), None, "", made)
+    replies = Replies(FakeVocabulary(), Derivation(made))
     loosened = replies.loosened(grammarian, [Tool("look", "", PLACE)], ToolChoice())
 
     def taken(shape: Shape, text: str) -> bool:
@@ -367,10 +368,122 @@ def test_beside_tools_a_reply_of_every_format_has_a_shape_or_calls(
             assert not taken(shape, text.replace("look", "lock"))
 
 
+class MuseVocabulary(MarkedVocabulary):
+    """Its markers are Muse's."""
+
+    markers = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+
+
+class SolarVocabulary(MarkedVocabulary):
+    """Its markers are Solar Open's."""
+
+    markers = (
+        *("<|begin|>", "<|end|>", "<|think|>", "<|content|>", "<|tool_calls|>", "<|calls|>"),
+        *("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
+    )
+
+
+_MUSE_CALL = (
+    ' to=look<|message|><atem:function_calls>\n<atem:invoke name="look">\n'
+    '<atem:parameter name="what">x<y</atem:parameter>\n<atem:parameter name="n">{}</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>"
+)
+_SOLAR_CALL = (
+    "<|tool_call:begin|>a1b2c3d4e<|tool_call:name|>look<|tool_call:args|>"
+    '{{"what": "x<y", "n": {}}}<|tool_call:end|>'
+)
+FRAMES = [
+    (
+        FORMATS["<|start|>assistant to=self<|message|><atem:invoke"],
+        MuseVocabulary(),
+        " to=self<|message|>w<|eom|><|start|>assistant",
+        " to=user<|message|>So.",
+        ("", _MUSE_CALL, "<|eom|><|start|>assistant", "<|eot|>"),
+    ),
+    (
+        FORMATS["<|begin|>assistant<|think|><|tool_call:begin|>"],
+        SolarVocabulary(),
+        "<|think|>w<|end|><|begin|>assistant",
+        "<|content|>So.",
+        ("<|tool_calls|>", _SOLAR_CALL, "", "<|calls|>"),
+    ),
+]
+
+
+class M3Vocabulary(MarkedVocabulary):
+    """Its marker is MiniMax M3's, and stands in front of every tag."""
+
+    markers = ("]<]minimax[>[",)
+
+
+def test_a_closing_tag_has_the_name_of_its_argument() -> None:
+    """Behind a text, too, which may hold any other tag."""
+    vocabulary, made = M3Vocabulary(), FORMATS["']<]minimax[>['"]
+    replies, grammarian = Replies(vocabulary, Derivation(made)), Grammarian(vocabulary)
+    tools = [Tool("look", "", MANY)]
+    loosened = replies.loosened(grammarian, tools, ToolChoice("required"))
+    text = (
+        '#<tool_call>\n#<invoke name="look">#<what>x</what>#</what>#<n>3#</n>'
+        '#<where>{"x": 1}#</where>#</invoke>\n#</tool_call>'
+    ).replace("#", "]<]minimax[>[")
+    for choice in (ToolChoice("required"), ToolChoice()):
+        wrong = text.replace("]<]minimax[>[</n>", "]<]minimax[>[</m>")
+        for reply, is_taken in ((text, True), (wrong, False)):
+            follower = replies.constraint(grammarian, None, loosened, choice, None, thinking=False)
+            assert follower is not None
+            tokens = vocabulary.tokenize(reply, add_special=False, parse_special=True)
+            assert accepted(follower, tokens.tolist()) is is_taken
+    said = collect([*(parser := ReplyParser(made, tools=tools)).feed(text), *parser.finish()])
+    assert json.loads(said.calls[0].arguments) == {"what": "x</what>", "n": 3, "where": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("made", "vocabulary", "thought", "said", "calls"), FRAMES, ids=["muse", "solar"]
+)
+def test_calls_in_messages_are_held_to_the_schema(
+    made: ReplyFormat,
+    vocabulary: MarkedVocabulary,
+    thought: str,
+    said: str,
+    calls: tuple[str, str, str, str],
+) -> None:
+    """Behind the reasoning, or at once; the parser reads them."""
+    replies, grammarian = Replies(vocabulary, Derivation(made)), Grammarian(vocabulary)
+    tools = [Tool("look", "", MANY)]
+
+    def takes(choice: ToolChoice, text: str, shape: Shape | None = None) -> bool:
+        loosened = replies.loosened(grammarian, [] if shape else tools, choice)
+        follower = replies.constraint(grammarian, shape, loosened, choice, None, thinking=False)
+        assert follower is not None
+        return accepted(
+            follower, vocabulary.tokenize(text, add_special=False, parse_special=True).tolist()
+        )
+
+    must, may, single = ToolChoice("required"), ToolChoice(), ToolChoice(parallel=False)
+    head, call, between, end = calls
+    one, two = head + call.format(3), head + call.format(3) + between + call.format(4)
+    for choice in (must, may):
+        for text in (one, two, one + end, two + end, thought + one + end):
+            assert takes(choice, text)
+        assert not takes(choice, head + call.format('"3"'))
+    assert takes(single, one + end)
+    assert not takes(single, two)
+    assert takes(may, said)
+    assert takes(may, thought + said)
+    assert not takes(must, said)
+    shape = Shape("schema", json.dumps(PLACE))
+    assert takes(may, thought + said.replace("So.", '{"x": 3}'), shape)
+    assert not takes(may, thought + said.replace("So.", '{"x": "3"}'), shape)
+    parser = ReplyParser(made, tools=tools)
+    read = collect([*parser.feed(thought + two + end), *parser.finish()])
+    assert (read.content, read.reasoning) == ("", "w")
+    assert [json.loads(each.arguments)["n"] for each in read.calls] == [3, 4]
+
+
 def test_the_quotes_of_literals_may_be_special_tokens() -> None:
     """Then the text between them ends with that token."""
     vocabulary = GemmaVocabulary()
-    replies = Replies(vocabulary, None, "", GEMMA)
+    replies = Replies(vocabulary, Derivation(GEMMA))
     tools = [Tool("look", "", MANY)]
     grammarian = Grammarian(vocabulary)
     loosened = replies.loosened(grammarian, tools, ToolChoice("required"))
@@ -390,7 +503,7 @@ def test_arguments_that_a_schema_does_not_name_are_not_made_up(grammarian: Gramm
     open_ = {"properties": {"a": text}, "additionalProperties": True}
     needs = {"properties": {"a": text}, "required": ["c"]}
     whole = {"properties": {"a": text}, "anyOf": [{"required": ["c"]}, {"required": ["a"]}]}
-    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    replies = Replies(FakeVocabulary(), Derivation(FORMATS["hermes"]))
     syntax = FORMATS["hermes"].calls
     assert syntax is not None
     for schema, taken, refused in (
@@ -412,7 +525,7 @@ def test_arguments_that_a_schema_does_not_name_are_not_made_up(grammarian: Gramm
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_tool_without_parameters_takes_none(grammarian: Grammarian, strict: bool) -> None:
     """As in OpenAI's API; one whose parameters are any object takes that."""
-    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    replies = Replies(FakeVocabulary(), Derivation(FORMATS["hermes"]))
     tools = [Tool("look", strict=strict), Tool("any", "", {"type": "object"}, strict=strict)]
     none, anything = replies.loosened(grammarian, tools, ToolChoice("required")).offers
     text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
@@ -426,10 +539,38 @@ def test_a_tool_without_parameters_takes_none(grammarian: Grammarian, strict: bo
 
 def test_thousands_of_tools_are_remembered_by_their_hashes(grammarian: Grammarian) -> None:
     """What is kept of a schema that was looked at does not depend on how long it is."""
-    replies = Replies(FakeVocabulary(), None, "", FORMATS["hermes"])
+    replies = Replies(FakeVocabulary(), Derivation(FORMATS["hermes"]))
     for n in range(1200):
         text = {"type": "string", "description": "x" * 5000, "maxLength": n + 1}
         tool = Tool("look", "", {"type": "object", "properties": {"a": text}})
         replies.loosened(grammarian, [tool], ToolChoice())
     assert len(replies._problems) == 512
     assert {len(key) for key in replies._problems} == {32}
+
+
+@pytest.mark.parametrize(
+    ("made", "vocabulary", "thought", "said", "calls"), FRAMES, ids=["muse", "solar"]
+)
+def test_beside_tools_a_message_has_its_shape(
+    made: ReplyFormat,
+    vocabulary: MarkedVocabulary,
+    thought: str,
+    said: str,
+    calls: tuple[str, str, str, str],
+) -> None:
+    """Behind the reasoning, as calls stand there."""
+    replies, grammarian = Replies(vocabulary, Derivation(made)), Grammarian(vocabulary)
+    loosened = replies.loosened(grammarian, [Tool("look", "", MANY)], ToolChoice())
+    shape = Shape("schema", json.dumps(PLACE))
+    opened, call, _, closed = calls
+    right = said.replace("So.", '{"x": 3}')
+    for reply, is_taken in (
+        *((right, True), (thought + right, True), (said, False)),
+        (thought + opened + call.format(3) + closed, True),
+    ):
+        follower = replies.constraint(
+            grammarian, shape, loosened, ToolChoice(), None, thinking=False
+        )
+        assert follower is not None
+        tokens = vocabulary.tokenize(reply, add_special=False, parse_special=True)
+        assert accepted(follower, tokens.tolist()) is is_taken

@@ -12,7 +12,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.backend.fake import BOS, CHATML, IM_END, IM_START, FakeVocabulary
 from uma_trio.text.chat import Message
 from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.veil import Unrenderable
+from uma_trio.text.prompt import Unrenderable
 
 
 class SpaceVocabulary(FakeVocabulary):
@@ -102,42 +102,27 @@ def test_parts_put_together_have_no_spaces_in_between() -> None:
     assert text(tokens) == f" [user: a b!][user: c!]<{IM_END}> go"
 
 
-def test_a_space_before_a_content_belongs_to_its_first_word() -> None:
-    """Words are in vocabularies with the space before them, so it is tokenised with them."""
-    seen: list[str] = []
-
-    class Listening(FakeVocabulary):
-        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
-            seen.append(text)
-            return super().tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    source = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
-    front_end = FrontEnd(Listening(), source)
-    chat_tokens(front_end, [Message("user", "a")])  # finds out about the model once
-    seen.clear()
-    tokens = chat_tokens(front_end, [Message("user", "a"), Message("user", "b")])
-    assert seen == ["[INST]", " a", " [/INST][INST]", " b", " [/INST]"]
-    assert text(tokens) == f"<{BOS}>[INST] a [/INST][INST] b [/INST]"
-
-
 def test_a_model_without_a_template_refuses_messages() -> None:
     """What is missing is named."""
     front_end = FrontEnd(FakeVocabulary(), None)
-    assert front_end.chat_problem == "the model has no chat template"
-    assert refused(front_end, Message("user", "a")) == front_end.chat_problem
+    assert front_end.chat_problem() == "the model has no chat template"
+    assert refused(front_end, Message("user", "a")) == front_end.chat_problem()
 
 
 def test_a_template_that_cannot_be_used_refuses_messages_and_not_prompts() -> None:
     """The daemon starts, says why, and serves prompts."""
-    front_end = FrontEnd(FakeVocabulary(), "nothing of what you wrote")
-    assert "cannot be used" in (front_end.chat_problem or "")
-    assert refused(front_end, Message("user", "a")) == front_end.chat_problem
+    front_end = FrontEnd(FakeVocabulary(), "{% for %}")
+    assert "cannot be used" in (front_end.chat_problem() or "")
+    assert refused(front_end, Message("user", "a")) == front_end.chat_problem()
     assert len(front_end.prepare_prompt("a")) == 2
 
 
 def test_messages_that_the_template_objects_to_are_refused() -> None:
     """The template's own words reach the client."""
-    source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.content }}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% if 'x' in m.content %}{{ raise_exception('no x') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
     front_end = FrontEnd(FakeVocabulary(), source)
-    assert front_end.chat_problem is None
-    assert "no system" in refused(front_end, Message("system", "a"))
+    assert front_end.chat_problem() is None
+    assert "no x" in refused(front_end, Message("user", "xyz"))

@@ -8,12 +8,13 @@ order of the end is the reverse, with the running requests finished or told in b
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,10 +42,12 @@ from uma_trio.net.settings import Shared
 from uma_trio.policy.pipeline import Policy
 from uma_trio.replacing import Replacing
 from uma_trio.service.agent import Agent
+from uma_trio.service.ask import Refusal
 from uma_trio.service.compiling import in_fair_threads
 from uma_trio.service.fair import HELPERS, in_threads
 from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.lag import LagWatch, Presence
+from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.handover import TakenSockets, take_over
@@ -57,8 +60,8 @@ from uma_trio.telemetry.scorekeeper import ScoreKeeper
 from uma_trio.telemetry.table_file import TableFile
 from uma_trio.wiring import (
     Progress,
-    chat_template,
     check_adapters,
+    check_template,
     chosen_policy,
     file_names,
     gives_of,
@@ -157,6 +160,7 @@ async def serve(
     config = told_by(inherited, config)
     supervisor = supervisor or Supervisor()
     token = _checked(config)
+    await trio.to_thread.run_sync(check_template, config)
     with closing(inherited), ExitStack() as held:
         fronts, taken = None, None
         if not replace or not await can_be_replaced(config):
@@ -207,7 +211,6 @@ def _checked(config: Config) -> str | None:
     """Refuse what can be refused before anything is loaded; return the token of TCP clients."""
     _check_trace(config)
     token = token_of(config)
-    chat_template(config)
     for each in config.each():
         check_adapters(each)
     return token
@@ -259,6 +262,7 @@ class _Daemon:
         self._service = service = _service(metrics, config)
         self._presence = Presence(time.monotonic, service.directory)
         self._deployments: list[AnyDeployment] = []
+        self._new_models = trio.open_memory_channel[ServedModel](math.inf)
         self._gone: dict[Computed, trio.Event] = {}
         started = [entry for entry in entries if entry.held is not None]
         self._machine = self._make_machine(policy)
@@ -309,6 +313,7 @@ class _Daemon:
         made: AnyDeployment
         if isinstance(loaded, Loaded):
             made = deployed(loaded, machine, metrics, entry.prefixes, entry.reserved)
+            self._new_models[0].send_nowait(made.served)
         else:
             figures = self._metrics.encoding
             made = encoder_deployed(loaded, machine, metrics, figures, entry.reserved)
@@ -393,6 +398,7 @@ class _Daemon:
             nursery.start_soon(self._presence.run)
             nursery.start_soon(self._watch_name, listener)
             nursery.start_soon(self._show_life)
+            nursery.start_soon(self._try_templates)
             await nursery.start(self._obey_signals, listener)
             await nursery.start(self._answer_proxies)
             with self._clients:
@@ -418,6 +424,14 @@ class _Daemon:
             self._compute.close()
             await self._computed.wait()
             nursery.cancel_scope.cancel()
+
+    async def _try_templates(self) -> None:
+        """Find out what chat templates can do, before the first chat waits for it."""
+        async for served in self._new_models[1]:
+            with suppress(Refusal):  # it was unloaded meanwhile
+                why = await served.chat_problem()
+                if why is not None:
+                    self._log.warning("messages are refused", model=served.names[0], why=why)
 
     def _ready_info(self, listener: Listeners) -> ReadyInfo:
         """Return what is served. Before the first client, so that nothing was unloaded."""

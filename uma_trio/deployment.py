@@ -34,7 +34,6 @@ from uma_trio.policy.state import Contract
 from uma_trio.service.compiling import RunFor
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.served import ServedModel
-from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.wiring import (
@@ -224,8 +223,6 @@ def _texts(config: Config, backend: Backend, metrics: Metrics) -> tuple[ModelFac
         confinement(config, metrics.shapes),
         reasons={"on": True, "off": False}.get(config.reasoning),
     )
-    if front_end.chat_problem is not None:
-        log.get("daemon").warning("messages are refused", why=front_end.chat_problem)
     return model, front_end
 
 

@@ -52,10 +52,11 @@ from uma_trio.service.checks import Bounds
 from uma_trio.telemetry import log
 from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
+from uma_trio.text.prompt import Unrenderable
+from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replies.files import format_from
 from uma_trio.text.template import MAX_SOURCE, ChatTemplate
-from uma_trio.text.veil import Unrenderable
 from uma_trio.words import BY_BACKEND, Gives
 
 if TYPE_CHECKING:
@@ -499,12 +500,30 @@ def chat_template(config: Config) -> str | None:
         return None
     try:
         with path.open(encoding="utf-8") as file:
-            source = file.read(MAX_SOURCE + 1)
-        ChatTemplate(source)
-    except (OSError, ValueError, Unrenderable) as error:
+            return file.read(MAX_SOURCE + 1)
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{config.source('chat_template_file')} {path}: {why}") from error
-    return source
+        raise _bad_template(config, why) from error
+
+
+def check_template(config: Config) -> None:
+    """Compile the template that is given instead of the model's, and render a first chat. Blocks.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    source = chat_template(config)
+    try:
+        if source is not None:
+            ChatTemplate(source).check()
+    except NotRendered:
+        return  # the daemon tries it again
+    except Unrenderable as error:
+        raise _bad_template(config, error) from error
+
+
+def _bad_template(config: Config, why: object) -> ConfigError:
+    return ConfigError(f"{config.source('chat_template_file')} {config.chat_template_file}: {why}")
 
 
 def model_info(config: Config, backend: Backend) -> ModelFacts:

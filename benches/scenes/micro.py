@@ -11,8 +11,9 @@ each has 15 guesses of which six in ten are right. *admission*: who gets a place
 wait in vain: *kept*, as all room is kept for one that needs more; *away*, as the place of a parked request
 would be its own client's turn. *ticks*: all that the engine does
 for a tick of streams, on a backend that computes nothing (benches/ticks.py). *sampling*: choosing from
-logits (benches/sampling.py). *frames*: encoding and decoding a token and a request. Each figure is
-the least, or of planning the median of the best round, since everything that disturbs only adds.
+logits (benches/sampling.py). *frames*: encoding and decoding a token and a request. *rendering*: what a chat waits for
+its template. Each figure is the least, or of planning the median of the best round, since everything that disturbs
+only adds; of rendering the median.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import gc
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from attrs import evolve
 
@@ -40,6 +42,7 @@ from uma_protocol import (
     frame,
 )
 from uma_protocol.testing import ConnectionPair
+from uma_trio.backend.fake import CHATML, FakeVocabulary
 from uma_trio.policy.admission import admit, gives_place, makes_way
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.line import MOST_PASSED_OVER
@@ -47,6 +50,8 @@ from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Holder, SchedulerState, Waiting
 from uma_trio.policy.traffic import Traffic
+from uma_trio.text import chat as text
+from uma_trio.text.frontend import FrontEnd
 from uma_trio.words import Lane
 from uma_trio_sim.guesses import Guesses
 from uma_trio_sim.latency import percentile
@@ -214,12 +219,33 @@ def frames(_given: argparse.Namespace) -> Iterator[Row]:
         yield {"what": what, "us": least}
 
 
+def rendering(given: argparse.Namespace) -> Iterator[Row]:
+    """Yield what a chat of 20 messages waits for its template, which another process renders: the median."""
+    for path in [None, *given.templates]:
+        front = FrontEnd(FakeVocabulary(), CHATML if path is None else path.read_text())
+        chat = [
+            text.Message("assistant" if n % 2 else "user", "Some prose. " * 25) for n in range(20)
+        ]
+        took: list[float] = []
+        for _ in range(200 if given.quick else 1000):
+            began = time.perf_counter()
+            front.prompt(chat)
+            took.append((time.perf_counter() - began) * 1e6)
+        name = "ChatML" if path is None else path.stem
+        yield {
+            "what": f"render 20 messages: {name}",
+            "us": percentile(took, 50),
+            "p99 us": percentile(took, 99),
+        }
+
+
 PARTS = {
     "planning": planning,
     "admission": placing,
     "ticks": ticking,
     "sampling": choosing,
     "frames": frames,
+    "rendering": rendering,
 }
 
 
@@ -232,6 +258,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--machine", choices=list(TABLES), default="q4_0", help="whose ticks are planned")
     add("--ticks", type=int, metavar="N", help="of each round (2000)")
     add("--rounds", type=int, metavar="N", help="of which the best counts (5)")
+    add(
+        "--templates",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="to render, besides ChatML",
+    )
     add("--quick", action="store_true", help="a short look, not a measurement")
 
 

@@ -67,6 +67,7 @@ tokenize = freed(
 # then go as C ints, and pointers must be given as c_void_p.
 token_to_piece = ctypes.PYFUNCTYPE(_i32)(("llama_token_to_piece", _LIB))
 is_eog = ctypes.PYFUNCTYPE(_bool)(("llama_vocab_is_eog", _LIB))
+attributes = ctypes.PYFUNCTYPE(_i32)(("llama_vocab_get_attr", _LIB))
 
 # ggml/include/ggml.h, enum ggml_log_level (the package's own table is off by one from here on).
 _LEVELS: Final[Mapping[int, LogLevel]] = {1: "debug", 2: "info", 3: "warning", 4: "error"}

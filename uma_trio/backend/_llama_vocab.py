@@ -12,13 +12,15 @@ import numpy as np
 
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_binding import llama
-from uma_trio.backend.base import IntArray, ModelError
+from uma_trio.backend.base import IntArray, ModelError, SpecialToken
 
 _NO_VOCABULARY: Final = 0  # LLAMA_VOCAB_TYPE_NONE
 _NULL_TOKEN: Final = -1  # LLAMA_TOKEN_NULL
 _SPM: Final = 1  # LLAMA_VOCAB_TYPE_SPM
 _BPE: Final = 2  # LLAMA_VOCAB_TYPE_BPE
 _PIECE_ROOM: Final = 1024
+# llama.h, enum llama_token_attr
+_UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP, _RSTRIP = 1, 8, 16, 128, 256
 # llama.cpp cuts text into words with std::regex, which recurses once for each character of a
 # match (unicode_regex_split_stl): on a thread's usual stack of 8 MiB, a word, a line of dots or
 # of spaces of some 4,000 to 25,000 characters, depending on the model's pattern, ends the
@@ -124,6 +126,22 @@ class LlamaVocabulary:
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, indexed by id; control tokens are empty."""
         return self._pieces
+
+    def specials(self) -> Sequence[SpecialToken]:
+        """Return the tokens that are recognised by their spelling. See ``backend.base``."""
+        ask, vocab = lib.attributes, ctypes.c_void_p(self._vocab)
+        found = ((token, ask(vocab, token)) for token in range(self.n_vocab))
+        return [
+            SpecialToken(
+                token,
+                self._text(token),
+                is_control=bool(has & (_CONTROL | _UNKNOWN)),
+                strips_left=bool(has & _LSTRIP),
+                strips_right=bool(has & _RSTRIP),
+            )
+            for token, has in found
+            if has & (_CONTROL | _UNKNOWN | _USER_DEFINED)
+        ]
 
     def _ends_tokens_at_lines(self) -> bool:
         """Whether a line end and the letter behind it are never of one token, nor change others.

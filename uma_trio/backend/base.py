@@ -150,6 +150,21 @@ class Batch:
         self.want[:n_tokens] = other.want[:n_tokens]
 
 
+@frozen
+class SpecialToken:
+    """A token that is recognised in a text by its spelling.
+
+    One that is no `is_control` is recognised without `parse_special`, too. `strips_left` and `strips_right` remove white
+    space beside it.
+    """
+
+    id: int
+    text: str
+    is_control: bool = True
+    strips_left: bool = False
+    strips_right: bool = False
+
+
 class Vocabulary(Protocol):
     """Text in, tokens out. Safe to call from any thread."""
 
@@ -197,6 +212,9 @@ class Vocabulary(Protocol):
 
     def pieces(self) -> Sequence[bytes]:
         """Return the bytes of every token, indexed by id; control tokens are empty."""
+
+    def specials(self) -> Sequence[SpecialToken]:
+        """Return the tokens that :meth:`tokenize` recognises by their whole spelling. Takes milliseconds."""
 
 
 class Backend(Protocol):

@@ -29,6 +29,7 @@ from uma_trio.backend.base import (
     ModelFacts,
     Overlap,
     Saved,
+    SpecialToken,
     Traits,
     Vocabulary,
     nothing,
@@ -137,6 +138,10 @@ class FakeVocabulary:
     def pieces(self) -> Sequence[bytes]:
         """Return each token's bytes."""
         return [bytes([i]) for i in range(256)] + [b""] * (self.n_vocab - 256)
+
+    def specials(self) -> Sequence[SpecialToken]:
+        """Return those with a text."""
+        return [SpecialToken(number, text) for number, text in _SPECIAL.items()]
 
 
 class FakeBackend:

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from uma_trio.cli.output import OK, USAGE, complain, console, print_json
 from uma_trio.text.chat import Call, Message, Tool
+from uma_trio.text.derivation import Derivation
+from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.replies import collect
 from uma_trio.text.replies.files import document_of
 from uma_trio.text.replies.parser import ReplyParser
-from uma_trio.text.replying import Derivation
 from uma_trio.text.template import ChatTemplate
-from uma_trio.text.veil import Unrenderable
 
 _KEY: Final = "tokenizer.chat_template"
 _TOOL: Final = Tool(
@@ -54,6 +54,7 @@ def about(source: str) -> dict[str, Any]:
     """Return what was found out from a template."""
     try:
         template = ChatTemplate(source)
+        template.check()
     except Unrenderable as error:
         return {"usable": f"no: {error}"}
     found = Derivation.of(template, source)
@@ -69,6 +70,8 @@ def about(source: str) -> dict[str, Any]:
         "reasoning_is_turned_on_by": ", ".join(found.efforts.switches) or "nothing",
         "reasoning_by_default": _by_default(found),
         "words_for_effort": found.efforts.words,
+        "parallel_calls": found.takes_parallel_calls,
+        "answers_refused": list(found.refused),
         "rendered_call": rendered,
         "read_back": _read_back(found, rendered),
     }
@@ -84,12 +87,11 @@ def _by_default(found: Derivation) -> str:
 def _rendered(template: ChatTemplate, found: Derivation) -> str:
     """Return how the template writes a call."""
     try:
-        parts = template.render(
+        return template.render(
             [_ASKED, _CALLED], tools=[_TOOL], habits=found.habits, prompts=False
-        )
+        ).text
     except Unrenderable as error:
         return f"refused: {error}"
-    return "".join([part.text for part in parts])
 
 
 def _read_back(found: Derivation, rendered: str) -> bool:

@@ -131,9 +131,13 @@ class _Timed(WorkerLink):
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         frame = super().receive()
-        signal.setitimer(signal.ITIMER_PROF, self._limits.cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, self._limits.wall_s)
+        self.allow(self._limits.cpu_s, self._limits.wall_s)
         return frame
+
+    def allow(self, cpu_s: float, wall_s: float) -> None:
+        """Give the frame that was received last this time from now on."""
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_REAL, wall_s)
 
 
 def confine(limits: WorkerLimits) -> None:

@@ -171,7 +171,7 @@ class Workers:
             if host is None:
                 ours.close()
                 theirs.close()
-                raise Unavailable("the process that checks shapes does not run; try again")
+                raise Unavailable("the process that starts others does not run; try again")
             number = next(self._numbers)
             worker = Worker(number, self._end)
             self._running[number] = worker
@@ -199,7 +199,7 @@ class Workers:
             raise Unavailable("the daemon is stopping")
         if time.monotonic() - self._started_at < _RESTART_S:
             raise Unavailable(
-                "the process that checks shapes has just ended; try again in a second"
+                "the process that starts others has just ended; try again in a second"
             )
         setup = self._setup()
         self._started_at = time.monotonic()

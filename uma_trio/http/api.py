@@ -52,7 +52,7 @@ from uma_trio.http.loading import (
 from uma_trio.http.prompts import PROMPT, with_prompts
 from uma_trio.http.shapes import refuse_other_shapes, shape_of
 from uma_trio.http.streams import MUCH, Encoder, WholeAnswer, stream, whole
-from uma_trio.http.tools import loosened_header
+from uma_trio.http.tools import headers_of
 from uma_trio.http.wire import sse
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Head, Headers, Reply
@@ -319,7 +319,7 @@ async def _answered(asked: Api, asks: Sequence[Ask], exchange: Exchange) -> Repl
     ):
         generations = found.generations
         await asked.look_closer(asks)
-        headers = (*asked.headers, *loosened_header(generations))
+        headers = (*asked.headers, *headers_of(generations))
         if asked.streams:
             encoder = asked.encoder(generations)
             await stream(exchange, shared, found, encoder, headers)

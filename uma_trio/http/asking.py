@@ -354,7 +354,7 @@ async def text_of(ask: Ask, shared: Shared) -> str:
     """
     prompt, served = ask.prompt, shared.served
     if isinstance(prompt, Chat):
-        return await served.render(prompt)
+        return (await served.render(prompt)).text
     if isinstance(prompt, str):
         return prompt
     return await aside(shared, lambda: text_of_ids(prompt, served), apart=len(prompt) > FEW)

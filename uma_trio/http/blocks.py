@@ -13,8 +13,8 @@ from attrs import frozen
 
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.streams import WholeAnswer
+from uma_trio.http.wire.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.service.reading import Reading
-from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning
 from uma_trio.text.slices import utf8
 

@@ -19,8 +19,7 @@ from attrs import frozen
 from uma_protocol.rules import Rule, shown
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.exchange import Exchange
-from uma_trio.http.wire.settings import Shared
-from uma_trio.text.pieces import (
+from uma_trio.http.wire.pieces import (
     USUAL,
     Excessive,
     JsonLimits,
@@ -32,6 +31,7 @@ from uma_trio.text.pieces import (
     is_blank,
     is_small,
 )
+from uma_trio.http.wire.settings import Shared
 
 T = TypeVar("T")
 Treatment = Literal["honoured", "refused", "ignored"]

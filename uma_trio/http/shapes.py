@@ -25,10 +25,10 @@ from uma_trio.http.asking import (
 )
 from uma_trio.http.fields import Body, Field, honoured
 from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.service.ask import Shape
 from uma_trio.service.checks import json_text
 from uma_trio.text.annotations import without_annotations
-from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.text.slices import utf8
 
 _MAX_BYTES: Final = 65_536

@@ -139,9 +139,18 @@ def call_of(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def loosened_header(generations: Sequence[Generation]) -> Headers:
-    """Return the header that names what is held to less than its schema: tools, or keywords of an answer's schema."""
-    names = generations[0].reading.loosened
+def headers_of(generations: Sequence[Generation]) -> Headers:
+    """Return the headers that name the tools whose arguments are held to less than their schema, and what was reshaped."""
+    reading = generations[0].reading
+    return (*_loosened(reading.loosened), *reshaped_header(reading.reshaped))
+
+
+def reshaped_header(kinds: Sequence[str]) -> Headers:
+    """Return the header that says how a conversation was changed, because the chat template refused it."""
+    return (("X-UMA-Reshaped", ", ".join(kinds)),) if kinds else ()
+
+
+def _loosened(names: Sequence[str]) -> Headers:
     # A header's value has no space at its ends, and nothing but printable ASCII.
     plain = [name for name in names if name.isascii() and name.isprintable() and " " not in name]
     shown = ", ".join(plain[:16])

@@ -120,7 +120,9 @@ class Generation:
         ask, service = self.ask, self._service
         *within, conversation = service.shares.path(self.origin, ask.session)
         self.prompt = prepared.tokens
-        self.reading = Reading(prepared.parser, prepared.loosened, ask.stop)
+        self.reading = Reading(
+            prepared.parser, prepared.loosened, ask.stop, reshaped=prepared.reshaped
+        )
         if self.reading.stops:
             self.pipe.look = self._look
         return Submit(

@@ -35,6 +35,7 @@ class Reading:
         "loosened",
         "n_calls",
         "reasoning_tokens",
+        "reshaped",
     )
 
     def __init__(
@@ -42,6 +43,7 @@ class Reading:
         parser: ReplyParser | None = None,
         loosened: tuple[str, ...] = (),
         stop: Sequence[str] = (),
+        reshaped: tuple[str, ...] = (),
     ) -> None:
         self._parser = parser
         self._stops = StopStrings(stop) if parser is not None and any(stop) else None
@@ -49,6 +51,8 @@ class Reading:
         self._n_tokens = 0
         #: The tools whose arguments are not held to their whole schema.
         self.loosened = loosened
+        #: What was changed in the conversation, because the chat template refused it.
+        self.reshaped = reshaped
         #: Whether the answer ended inside a call.
         self.cut_call = False
         #: How many calls have begun.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar, cast
 
 import numpy as np
+import trio
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray, ModelFacts
@@ -32,11 +34,12 @@ from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.asked import Prepared
+from uma_trio.text.derivation import Derivation as Derivation
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.preparing import Preparation
-from uma_trio.text.replying import Derivation as Derivation
+from uma_trio.text.prompt import NoTemplate, Prompt, Unrenderable
+from uma_trio.text.rendering import NotRendered
 from uma_trio.text.shape import NotChecked, Unconstrainable, Unknown
-from uma_trio.text.veil import Unrenderable
 from uma_trio.words import Gives
 
 Answer = TypeVar("Answer")
@@ -232,9 +235,7 @@ class ServedModel:
             n=ask.n,
             whose=whose,
         )
-        if isinstance(ask.prompt, Chat):
-            self._check_template()
-        elif not isinstance(ask.prompt, str) and ask.shape is None:
+        if not isinstance(ask.prompt, Chat | str) and ask.shape is None:
             return preparation.finish()  # there is nothing to be made of tokens
         try:
             while True:
@@ -334,33 +335,35 @@ class ServedModel:
 
     async def derivation(self) -> Derivation | None:
         """Return the reply format derived from the chat template; None if chats are refused."""
-        if self._front_end.chat_problem is not None:
-            return None
-        return await self._run_blocking(lambda: self._front_end.replies.found)
+        with suppress(NotRendered):
+            return await self._run_blocking(self._front_end.derivation)
+        return None
 
-    async def render(self, chat: Chat) -> str:
+    async def chat_problem(self) -> str | None:
+        """Return why chats are refused, if they are, and find out what the template can do.
+
+        That takes a while, in which the model may be unloaded.
+        """
+        finding = await self._run_blocking(lambda: self._front_end.finding)
+        with suppress(NotRendered):
+            return (await trio.to_thread.run_sync(finding.get, abandon_on_cancel=True))[2]
+        return None
+
+    async def render(self, chat: Chat) -> Prompt:
         """Return a chat as the model's chat template renders it.
 
         Raises:
             Refusal: the template refuses the chat, or the model has none.
         """
         return await self._rendered(
-            lambda: self._front_end.render(chat.messages, chat.manner, chat.tools)
+            lambda: self._front_end.prompt(chat.messages, chat.manner, chat.tools)
         )
 
     async def _rendered(self, render: Callable[[], Answer]) -> Answer:
-        self._check_template()
         try:
             return await self._run_blocking(render)
         except Unrenderable as error:
             raise _unrendered(error) from None
-
-    def _check_template(self) -> None:
-        """Raise :class:`Refusal` if the model cannot be sent messages."""
-        if self._front_end.chat_problem is not None:
-            raise Refusal(
-                Code.E_MODEL_002, f"{self._front_end.chat_problem}; {_USE_PROMPT}", field="messages"
-            )
 
     # --- questions to its engine ---
 
@@ -435,7 +438,12 @@ class ServedModel:
 
 
 def _unrendered(error: Unrenderable) -> Refusal:
-    """Return the refusal of a chat that the template refuses."""
+    """Return the refusal of a chat that cannot be rendered."""
+    if isinstance(error, NotRendered):
+        said = f"the chat template: {error}"
+        return Refusal(Code.E_LIMIT_003, said, field="messages", retry_after_s=_AGAIN_S)
+    if isinstance(error, NoTemplate):
+        return Refusal(Code.E_MODEL_002, f"{error}; {_USE_PROMPT}", field="messages")
     return Refusal(
         Code.E_MODEL_002, f"the model's chat template refuses this: {error}", field="messages"
     )

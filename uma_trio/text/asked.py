@@ -37,6 +37,7 @@ class Prepared:
 
     `parser` reads the answer (None: all of it is text), and `loosened` are the tools whose arguments are not held to
     their whole schema. `pieces` are the bytes of each token, if the reader needs the text of special tokens.
+    `reshaped` says what was changed in the conversation for the chat template.
     """
 
     tokens: IntArray
@@ -44,3 +45,4 @@ class Prepared:
     parser: ReplyParser | None = None
     loosened: tuple[str, ...] = ()
     pieces: Sequence[bytes] | None = None
+    reshaped: tuple[str, ...] = ()

@@ -1,28 +1,23 @@
-"""Messages and tools as chat templates know them: the dictionaries of OpenAI's API.
-
-What somebody wrote in them is hidden behind words; see :mod:`uma_trio.text.veil`.
-"""
+"""Messages and tools as chat templates know them: the dictionaries of OpenAI's API."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from uma_trio.text.chat import Message, Tool
-from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
-from uma_trio.text.slices import SLICE, utf8
-from uma_trio.text.surrogates import without_lone_surrogates
-from uma_trio.text.veil import Veil
+from uma_trio.text.chat import Message
+from uma_trio.text.reshaping import Kind
 
 _KNOWS_RESULTS: Final = re.compile(r"""[!=]=\s*['"]tool['"]""")
+_TYPES: Final = ("string", "number", "integer", "boolean", "array", "object")
+_CHOICES: Final = ("anyOf", "oneOf", "allOf")
+_NULL: Final = {"type": "null"}
 _NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
-MAX_VALUES: Final = 32_768
-"""Of the arguments of all calls in a conversation; what is behind that is told as text."""
 
 
 @frozen
@@ -33,7 +28,8 @@ class Habits:
     `null_content`: no content, instead of an empty one, beside calls. `ids`: ids of nine letters and
     digits (Mistral's), or such as ``functions.NAME:0`` (Kimi's). `reasoning_key`: what a message calls
     its reasoning; "" if the template leaves it out. `results_inside`: results of tools not as messages,
-    but in the message with the calls (Gemma's ``tool_responses``).
+    but in the message with the calls (Gemma's ``tool_responses``). `content_as_parts`: contents as lists of
+    parts of type text, as models have them that see images.
     """
 
     arguments_as_text: bool = False
@@ -41,6 +37,7 @@ class Habits:
     ids: Literal["any", "nine", "numbered"] = "any"
     reasoning_key: str = "reasoning_content"
     results_inside: bool = False
+    content_as_parts: bool = False
 
 
 NO_HABITS: Final = Habits()
@@ -51,26 +48,78 @@ def wants_results_inside(source: str) -> bool:
     return "tool_responses" in source and _KNOWS_RESULTS.search(source) is None
 
 
-def messages_of(messages: Sequence[Message], veil: Veil, habits: Habits) -> list[dict[str, Any]]:
-    """Return what a template is told of a conversation."""
+def messages_of(messages: Sequence[Message], habits: Habits) -> list[dict[str, Any]]:
+    """Return what a template reads as `messages`."""
     ids = _Ids(messages, habits)
-    arguments = CallArguments(habits)
-    told = [
-        _message(message, place, veil, habits, ids, arguments)
-        for place, message in enumerate(messages)
-    ]
-    return _with_results(told) if habits.results_inside else told
+    found = [_message(message, habits, ids) for message in messages]
+    return _with_results(found) if habits.results_inside else found
 
 
-def tools_of(tools: Sequence[Tool], veil: Veil) -> list[dict[str, Any]]:
-    """Return what a template is told of the tools: equal tools, equal text."""
-    return [{"type": "function", "function": veil.hide(_function(tool))} for tool in tools]
+def tool_of(
+    name: str, description: str, parameters: Mapping[str, Any], *, kinds: Collection[Kind] = ()
+) -> dict[str, Any]:
+    """Return what a template reads of a tool, after the changes of tools among `kinds`."""
+    function: dict[str, Any] = {"name": name}
+    if description or kinds:
+        function["description"] = description
+    if Kind.SIMPLIFY_TOOLS in kinds:
+        parameters = _simple({**parameters, "type": "object"})
+    elif Kind.COMPLETE_TOOLS in kinds:
+        parameters = {"type": "object", **parameters}
+        properties = parameters.get("properties")
+        if isinstance(properties, dict):
+            properties = {key: _property(value) for key, value in properties.items()}
+        parameters["properties"] = properties or {}
+    if parameters:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
 
 
-def _with_results(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _property(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        **schema,
+        "type": schema.get("type", "any"),
+        "description": schema.get("description", ""),
+    }
+
+
+def _simple(schema: Any) -> dict[str, Any]:
+    """Return a schema of one type, all the way down, without what says more than types and names."""
+    given: dict[str, Any] = schema if isinstance(schema, dict) else {}
+    kind = given.get("type")
+    if isinstance(kind, list):
+        kind = next((each for each in kind if each in _TYPES), None)
+    if kind not in _TYPES:
+        options = [each for word in _CHOICES for each in _list(given.get(word)) if each != _NULL]
+        if options and isinstance(options[0], dict):
+            return _simple({"description": given.get("description"), **options[0]})
+        kind = "object" if "properties" in given else "array" if "items" in given else "string"
+    found: dict[str, Any] = {"type": kind, "description": str(given.get("description") or "")}
+    words = given.get("enum")
+    if kind == "string" and isinstance(words, list) and all(isinstance(w, str) for w in words):
+        found["enum"] = words
+    if kind == "array":
+        found["items"] = _simple(given.get("items"))
+    if kind == "object":
+        properties = given.get("properties")
+        members = properties.items() if isinstance(properties, dict) else ()
+        found["properties"] = {key: _simple(value) for key, value in members}
+        required = _list(given.get("required"))
+        found["required"] = [key for key in found["properties"] if key in required]
+        found["additionalProperties"] = _simple(given.get("additionalProperties"))
+    return found
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _with_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages in which results stand in the message with the calls that they follow."""
     found: list[dict[str, Any]] = []
-    for message in told:
+    for message in messages:
         if message["role"] == "tool" and found and found[-1].get("tool_calls"):
             result = {"name": message.get("name", "unknown"), "response": message["content"]}
             found[-1].setdefault("tool_responses", []).append(result)
@@ -79,38 +128,31 @@ def _with_results(told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _function(tool: Tool) -> dict[str, Any]:
-    described = {"description": tool.description} if tool.description else {}
-    return {"name": tool.name, **described, "parameters": dict(tool.parameters)}
-
-
-def _message(
-    message: Message, place: int, veil: Veil, habits: Habits, ids: _Ids, arguments: CallArguments
-) -> dict[str, Any]:
-    content: str | None = veil.content(message.content, place, message.role)
-    if habits.null_content and message.calls and not message.content:
-        content = None
-    told: dict[str, Any] = {"role": message.role, "content": content}
+def _message(message: Message, habits: Habits, ids: _Ids) -> dict[str, Any]:
+    content = (
+        None if habits.null_content and message.calls and not message.content else message.content
+    )
+    found: dict[str, Any] = {"role": message.role, "content": content}
     if message.reasoning and habits.reasoning_key:
-        told[habits.reasoning_key] = veil.hide(message.reasoning)
+        found[habits.reasoning_key] = message.reasoning
     if message.calls:
-        told["tool_calls"] = [
+        found["tool_calls"] = [
             {
-                "id": veil.hide(ids.shown[call.id]),
+                "id": ids.shown[call.id],
                 "type": "function",
                 "function": {
-                    "name": veil.hide(call.name),
-                    "arguments": veil.hide(arguments.read(call.arguments)),
+                    "name": call.name,
+                    "arguments": _arguments(call.arguments, as_text=habits.arguments_as_text),
                 },
             }
             for call in message.calls
         ]
     if message.call_id is not None:
-        told["tool_call_id"] = veil.hide(ids.shown.get(message.call_id, message.call_id))
+        found["tool_call_id"] = ids.shown.get(message.call_id, message.call_id)
     name = message.name or ids.names.get(message.call_id or "")
     if message.role == "tool" and name:
-        told["name"] = veil.hide(name)
-    return told
+        found["name"] = name
+    return found
 
 
 class _Ids:
@@ -133,38 +175,12 @@ def nine(id_: str) -> str:
     return id_ if _NINE.fullmatch(id_) else hashlib.sha256(id_.encode()).hexdigest()[:9]
 
 
-class CallArguments:
-    """Reads the arguments of the calls of one conversation, up to `MAX_VALUES` of them."""
-
-    def __init__(self, habits: Habits) -> None:
-        self._as_text = habits.arguments_as_text
-        self._left = MAX_VALUES
-
-    def read(self, text: str) -> Any:
-        """Return arguments as an object; as they are where that is wanted, or they are none."""
-        if self._as_text or self._left <= 0:
-            return text
-        try:
-            value = self._decoded(text or "{}")
-        except (ValueError, RecursionError, NotJson, Excessive):
-            return text
-        self._left -= _n_values(value)
-        return value if isinstance(value, dict) else text
-
-    def _decoded(self, text: str) -> Any:
-        if len(text) <= SLICE:
-            return json.loads(without_lone_surrogates(utf8(text)))
-        return decoded(utf8(text), JsonLimits(values=self._left, text=len(text)))
-
-
-def _n_values(value: Any) -> int:
-    """Return the number of values in a JSON value, itself included."""
-    n, left = 0, [value]
-    while left:
-        found = left.pop()
-        n += 1
-        if isinstance(found, dict):
-            left += found.values()
-        elif isinstance(found, list):
-            left += found
-    return n
+def _arguments(text: str, *, as_text: bool) -> Any:
+    """Return arguments as an object; as they are where that is wanted, or they are none."""
+    if as_text:
+        return text
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

@@ -9,53 +9,41 @@ threads; any number of them may.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from attrs import evolve
 
-from uma_trio.backend.base import IntArray, Vocabulary
+from uma_trio.backend.base import IntArray, SpecialToken, Vocabulary
 from uma_trio.text import telling
-from uma_trio.text.asked import Chat, Prompt
+from uma_trio.text.asked import Chat
+from uma_trio.text.asked import Prompt as Asked
 from uma_trio.text.chat import Message, Tool
+from uma_trio.text.derivation import Derivation, Finding
+from uma_trio.text.prompt import NoTemplate, Prompt, Unrenderable
+from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies import ReplyFormat
 from uma_trio.text.replying import Replies
-from uma_trio.text.slices import Forgeable, is_blank
+from uma_trio.text.slices import is_blank
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
 from uma_trio.text.tokeniser import Tokeniser, Whose
-from uma_trio.text.veil import Part, Unrenderable
 
 if TYPE_CHECKING:
     from uma_trio.text.confinement import Confinement
     from uma_trio.text.constrain import Grammarian
 
-
-def _with_spaces(parts: Sequence[Part]) -> Iterator[Part]:
-    """Move a space at the end of the template's text to the content behind it.
-
-    Vocabularies hold words with the space before them: ``[INST] Hello`` is ``[INST]`` and
-    `` Hello`` wherever the model was trained, not a lone space and ``Hello``.
-    """
-    space = ""
-    for part, following in zip_longest(parts, parts[1:]):
-        text, space = space + part.text, ""
-        if following is not None and following.is_content and text.endswith(" "):
-            text, space = text[:-1], " "
-        if text:
-            yield Part(text, part.is_content)
+_SPACE: Final = " \t\n\v\f\r"  # isspace(3), as llama.cpp strips
 
 
-def _without_markers(parts: Iterable[Part], forgeable: Forgeable | None) -> Iterator[Part]:
-    """Cut every marker in somebody's text behind its first character, so that it is no token."""
-    for part in parts:
-        if forgeable is None or not part.is_content:
-            yield part
-            continue
-        for text in forgeable.cut(part.text):
-            yield Part(text, is_content=True)
+class Tokenised(NamedTuple):
+    """A prompt's tokens (int32), whether they end inside the model's reasoning, and what was changed for the template."""
+
+    tokens: IntArray
+    is_thinking: bool = False
+    reshaped: tuple[str, ...] = ()
 
 
 def _is_thought(messages: Sequence[Message]) -> bool:
@@ -68,8 +56,8 @@ def _is_thought(messages: Sequence[Message]) -> bool:
 class FrontEnd:
     """Turns text into tokens for one model.
 
-    Without a template, or with one that cannot be rendered safely, there is no way from messages
-    to tokens; `chat_problem` says why. `confine` makes what shapes are checked in, when the first one
+    Without a template, or with one that cannot be rendered, there is no way from messages to tokens;
+    :meth:`chat_problem` says why. `confine` makes what shapes are checked in, when the first one
     comes; without it they are compiled in this process only.
     """
 
@@ -89,40 +77,38 @@ class FrontEnd:
         self.longest_piece = max(map(len, self._pieces), default=1)
         self._tokeniser = Tokeniser(vocabulary, self._pieces)
         self._bos = self._find_bos()
-        self._template: ChatTemplate | None = None
-        self._reply_format = reply_format
-        self._source = chat_template or ""
         self._confine = confine
         self._reasons = reasons
         self._making = threading.Lock()
         self._grammarian: Grammarian | None = None
-        #: Why messages cannot be rendered; None if they can.
-        self.chat_problem: str | None = None
-        if not chat_template:
-            self.chat_problem = "the model has no chat template"
-            return
-        try:
-            self._template = ChatTemplate(
-                chat_template, bos_text=vocabulary.bos_text, eos_text=vocabulary.eos_text
-            )
-        except Unrenderable as error:
-            self.chat_problem = f"the model's chat template cannot be used: {error}"
+        self._finding: Finding | None = None
+        self._source = chat_template or ""
+        self._reply_format = reply_format
 
     @property
     def end_tokens(self) -> frozenset[int]:
         """The tokens with which the model ends an answer."""
         return self._vocabulary.end_tokens
 
-    def tokens_of(self, prompt: Prompt, whose: Whose | None = None) -> tuple[IntArray, bool]:
-        """Return the tokens (int32) of what is asked, and whether the answer begins inside its reasoning.
+    def chat_problem(self) -> str | None:
+        """Return why messages cannot be rendered; None if they can. Blocks, until that is found out."""
+        return self.finding.get()[2]
+
+    def derivation(self) -> Derivation | None:
+        """Return what was found out of the template; None if messages cannot be rendered. Blocks as that does."""
+        found, template, _ = self.finding.get()
+        return None if template is None else found
+
+    def tokens_of(self, prompt: Asked, whose: Whose | None = None) -> Tokenised:
+        """Return the tokens of what is asked.
 
         Raises :class:`Unrenderable` as :meth:`prepare_chat` does.
         """
         if isinstance(prompt, str):
-            return self.prepare_prompt(prompt, whose), False
+            return Tokenised(self.prepare_prompt(prompt, whose))
         if isinstance(prompt, Chat):
             return self.prepare_chat(prompt.messages, prompt.manner, prompt.tools, whose)
-        return prompt, False
+        return Tokenised(prompt)
 
     def prepare_prompt(self, text: str, whose: Whose | None = None) -> IntArray:
         """Return the tokens of a prompt (int32), with the model's first token if it wants one.
@@ -151,29 +137,17 @@ class FrontEnd:
         manner: Manner,
         tools: Sequence[Tool],
         whose: Whose | None = None,
-    ) -> tuple[IntArray, bool]:
-        """Return the tokens (int32) of a chat, ready for the answer, and whether that is inside its reasoning.
+    ) -> Tokenised:
+        """Return the tokens of a chat, ready for the answer.
 
-        What looks like a special token in somebody's text stays text. Raises :class:`Unrenderable` if
-        the template refuses these messages, or there is none that can be used. `whose` texts these are
-        may be remembered: each message is tokenised once.
+        They are those of the rendered text, in which a control token that somebody's text spells is none. Raises
+        :class:`Unrenderable` if the template refuses these messages, or there is none that can be used. `whose`
+        texts these are may be remembered: what stands between two control tokens is tokenised once.
         """
-        parts = self._parts(messages, manner, tools)
-        tokens: list[IntArray] = []
-        after_text = False
-        for part in _without_markers(_with_spaces(parts), self.replies.forgeable):
-            tokens.append(
-                self._tokeniser.tokens(
-                    part.text, whose, special=not part.is_content, joined=after_text
-                )
-            )
-            if len(tokens[-1]):  # a control token has no bytes
-                after_text = bool(self._pieces[int(tokens[-1][-1])])
+        prompt = self.prompt(messages, manner, tools)
         _ = self.replies.pieces  # made here, in a helper thread
-        thinking = self.replies.opens_thought(parts)
-        if manner.continue_final:
-            thinking = _is_thought(messages)
-        return self._finished(np.concatenate(tokens)), thinking
+        tokens = np.concatenate([np.empty(0, np.int32), *self._tokens(prompt, whose)])
+        return Tokenised(self._finished(tokens), prompt.is_thinking, prompt.reshaped)
 
     def forget(self, principal: str) -> None:
         """Drop what is remembered of a principal's texts."""
@@ -191,12 +165,74 @@ class FrontEnd:
         self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
     ) -> str:
         """Return a chat as the template writes it. Raises :class:`Unrenderable`."""
-        return "".join(part.text for part in self._parts(messages, manner, tools))
+        return self.prompt(messages, manner, tools).text
+
+    def prompt(
+        self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
+    ) -> Prompt:
+        """Return a chat as the template writes it, with what has no place in it told in words.
+
+        Raises:
+            Unrenderable: the template refuses it, or there is none.
+        """
+        found, template, problem = self.finding.get()
+        if template is None:
+            raise NoTemplate(problem)
+        if manner.reasons is None:
+            manner = evolve(manner, thinks=self._reasons)
+        manner = found.efforts.told(manner)
+        reasoning = ""
+        if manner.continue_final and _is_thought(messages):
+            if found.format.thought is None:
+                raise Unrenderable("no reasoning that could be continued is known of the model")
+            reasoning, messages = messages[-1].reasoning, messages[:-1]
+            manner = evolve(manner, continue_final=False, begins=True)
+        is_off = manner.thinks is False or manner.effort == "none"
+        refusal: Unrenderable | None = None
+        prompt: Prompt | None = None
+        for told in telling.told(messages, tools, found.format, tells_tools=found.tells_tools):
+            try:
+                prompt = template.render(
+                    told.messages,
+                    manner,
+                    tools=told.tools,
+                    habits=found.habits,
+                    thought=found.format.thought,
+                    closes=is_off and not reasoning and not manner.continue_final,
+                    reasoning=reasoning,
+                )
+            except NotRendered:
+                raise
+            except Unrenderable as error:
+                refusal = refusal or error
+            else:
+                if told.block in prompt.text:  # some templates drop a system message
+                    return prompt
+        if prompt is None:
+            raise refusal or Unrenderable("there is nothing to render")
+        return prompt
+
+    @property
+    def finding(self) -> Finding:
+        """What the template can do. It knows the spellings of the vocabulary, and uses it no more. Blocks the first time."""
+        with self._making:
+            if self._finding is None:
+                self._finding = self._new_finding()
+            return self._finding
+
+    def _new_finding(self) -> Finding:
+        vocabulary, source = self._vocabulary, self._source
+        bos_text, eos_text, specials = vocabulary.bos_text, vocabulary.eos_text, self._specials
+
+        def template() -> ChatTemplate:
+            return ChatTemplate(source, bos_text=bos_text, eos_text=eos_text, specials=specials)
+
+        return Finding(source, template, self._reply_format)
 
     @cached_property
     def replies(self) -> Replies:
-        """How the model writes its replies; found out when it is asked for first."""
-        return Replies(self._vocabulary, self._template, self._source, self._reply_format)
+        """How the model writes its replies; found out when it is asked for first, which blocks."""
+        return Replies(self._vocabulary, self.finding.get()[0])
 
     @property
     def grammarian(self) -> Grammarian:
@@ -218,52 +254,31 @@ class FrontEnd:
         if self._grammarian is not None:
             self._grammarian.close()
 
-    def _parts(
-        self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
-    ) -> list[Part]:
-        found = self.replies.found
-        if manner.reasons is None:
-            manner = evolve(manner, thinks=self._reasons)
-        manner = found.efforts.told(manner)
-        if manner.continue_final and _is_thought(messages):
-            return self._within_thought(messages, manner, tools)
-        parts = self._rendered(messages, manner, tools)
-        if manner.reasons is False and not manner.continue_final:
-            parts += self.replies.closing(parts)
-        return parts
+    @cached_property
+    def _specials(self) -> Sequence[SpecialToken]:
+        return self._vocabulary.specials()
 
-    def _within_thought(
-        self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
-    ) -> list[Part]:
-        """Render the messages up to the end of the last one's reasoning, with which the model goes on."""
-        thought = self.replies.format.thought
-        if thought is None:
-            raise Unrenderable("no reasoning that could be continued is known of the model")
-        parts = self._rendered(
-            messages[:-1], evolve(manner, continue_final=False, begins=True), tools
-        )
-        if not self.replies.opens_thought(parts):
-            parts.append(Part(f"{thought.open}\n", is_content=False))
-        return [*parts, Part(messages[-1].reasoning, is_content=True)]
+    @cached_property
+    def _controls(self) -> dict[str, SpecialToken]:
+        return {special.text: special for special in self._specials if special.is_control}
 
-    def _rendered(
-        self, messages: Sequence[Message], manner: Manner, tools: Sequence[Tool]
-    ) -> list[Part]:
-        """Render the messages, with what the template has no place for told in words."""
-        if self._template is None:
-            raise Unrenderable(self.chat_problem or "the model has no chat template")
-        found = self.replies.found
-        said = telling.written(messages, tools, found.format, tells_tools=found.tells_tools)
-        told = tools if found.tells_tools and not found.in_words else ()
-        try:
-            return self._template.render(said, manner, tools=told, habits=found.habits)
-        except Unrenderable:
-            if said == list(messages):
-                raise
-        # Some templates have no place for a system message of ours.
-        return self._template.render(
-            telling.without_system(said), manner, tools=told, habits=found.habits
-        )
+    def _tokens(self, prompt: Prompt, whose: Whose | None) -> Iterator[IntArray]:
+        """Yield the tokens of a prompt's control tokens, and of what they divide."""
+        edges = [0, *prompt.specials, len(prompt.text)]
+        texts = [prompt.text[start:end] for start, end in pairwise(edges)]
+        for number, text in enumerate(texts):
+            if number % 2:
+                yield np.array([self._controls[text].id], np.int32)
+                continue
+            start, end = edges[number], edges[number + 1]
+            if number and self._controls[texts[number - 1]].strips_right:
+                start += len(text) - len(text.lstrip(_SPACE))
+            if number + 1 < len(texts) and self._controls[texts[number + 1]].strips_left:
+                end -= len(text) - len(text.rstrip(_SPACE))
+            cuts = [cut for cut in prompt.cuts if start < cut < end]
+            for a, b in pairwise([start, *cuts, end]):
+                if a < b:
+                    yield self._tokeniser.tokens(prompt.text[a:b], whose, joined=a > start)
 
     def _find_bos(self) -> IntArray | None:
         """Return the token that goes first, if the model wants one."""

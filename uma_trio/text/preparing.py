@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uma_trio.backend.base import IntArray
 from uma_trio.text.asked import Chat, Prepared, Prompt
-from uma_trio.text.frontend import FrontEnd
+from uma_trio.text.frontend import FrontEnd, Tokenised
 from uma_trio.text.inner import Compiler, Constraint
 from uma_trio.text.replying import NOTHING_LOOSENED, Loosened
 from uma_trio.text.shape import Shape
@@ -40,7 +39,7 @@ class Preparation:
         self.field = "tools"
         has_tools = self._chat is not None and len(self._chat.tools) > 0
         self._loosened: Loosened | None = None if has_tools else NOTHING_LOOSENED
-        self._read: tuple[IntArray, bool] | None = None
+        self._read: Tokenised | None = None
         self._constraints: Sequence[Constraint | None] | None = None
 
     def finish(self) -> list[Prepared]:
@@ -56,7 +55,7 @@ class Preparation:
             self._loosened = self._loosen(front_end.grammarian.known)
         if self._read is None:
             self._read = front_end.tokens_of(self._prompt, self._whose)
-        (tokens, thinking), loosened = self._read, self._loosened
+        (tokens, thinking, reshaped), loosened = self._read, self._loosened
         if self._constraints is None:
             self._constraints = (
                 self._constrain(front_end.grammarian.known)
@@ -72,7 +71,7 @@ class Preparation:
             )
             pieces = None if parser is None else front_end.replies.pieces
             names = loosened.names if self._shape is None else self._shape.loosened
-            found.append(Prepared(tokens, constraint, parser, names, pieces))
+            found.append(Prepared(tokens, constraint, parser, names, pieces, reshaped))
         return found
 
     def compile(self) -> None:

@@ -5,30 +5,23 @@ Everything here blocks and is called in helper threads, but for `parser`.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from uma_trio.backend.base import Vocabulary
-from uma_trio.text.chat import Message, Tool, ToolChoice
-from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
-from uma_trio.text.effort import Efforts, efforts_of
-from uma_trio.text.replies import ReplyFormat, ReplyParser
+from uma_trio.text.chat import Tool, ToolChoice
+from uma_trio.text.derivation import Derivation
+from uma_trio.text.replies import ReplyParser
 from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
 from uma_trio.text.replies.closed import closed
-from uma_trio.text.replies.derive import CPU_SECONDS, derive
-from uma_trio.text.replies.format import PLAIN
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, answer_of, grammar_of
-from uma_trio.text.replies.known import format_of
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
-from uma_trio.text.slices import Forgeable, digest, json_text
-from uma_trio.text.template import ChatTemplate, Manner
-from uma_trio.text.veil import Part, Unrenderable
+from uma_trio.text.slices import digest, json_text
 
 if TYPE_CHECKING:
     from uma_trio.text.inner import Compiler, Constraint
@@ -59,66 +52,15 @@ class Loosened:
 NOTHING_LOOSENED: Final = Loosened((), ())
 
 
-@frozen
-class Derivation:
-    """What was found out from a model's template: how it writes replies, and what it wants.
-
-    `tells_tools` says whether the template shows tools to the model, `efforts` how it is told whether the
-    model should reason.
-    """
-
-    format: ReplyFormat = PLAIN
-    habits: Habits = NO_HABITS
-    tells_tools: bool = False
-    efforts: Efforts = field(factory=Efforts)
-
-    @classmethod
-    def of(cls, template: ChatTemplate, source: str) -> Derivation:
-        """Try a template. Takes tens of milliseconds, and bounded time whatever it does."""
-
-        def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
-            parts = template.render(messages, tools=tools, habits=habits, prompts=False)
-            return "".join([part.text for part in parts])
-
-        derived = derive(render, source, Unrenderable)
-        made, ids = format_of(derived, source)
-        until = time.thread_time() + CPU_SECONDS
-
-        def prompt(arguments: Mapping[str, Any]) -> str:
-            return "" if time.thread_time() > until else _prompt(template, arguments)
-
-        efforts = efforts_of(prompt, source, harmony=made.name == "harmony")
-        habits = evolve(derived.habits, ids=ids, results_inside=wants_results_inside(source))
-        return cls(made, habits, derived.tells_tools, efforts)
-
-    @property
-    def can_reason(self) -> bool:
-        """Whether the replies may have reasoning in them."""
-        return self.format.thought is not None or self.format.name == "harmony"
-
-    @property
-    def in_words(self) -> bool:
-        """Whether calls and their results are told to the model as text."""
-        return self.format.source == "generic"
-
-
 class Replies:
     """The replies of one model. Any number of threads may use it."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        template: ChatTemplate | None,
-        source: str,
-        override: ReplyFormat | None = None,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, found: Derivation) -> None:
         self._vocabulary = vocabulary
         self._problems: OrderedDict[bytes, str | None] = OrderedDict()
         #: What was found out.
-        self.found = Derivation() if template is None else Derivation.of(template, source)
-        if override is not None:
-            self.found = evolve(self.found, format=override)
-        self.format = self.found.format
+        self.found = found
+        self.format = found.format
 
     # --- reading ---
 
@@ -140,24 +82,6 @@ class Replies:
             self.format, thinking=thinking, continued=continued, tools=tools, calls=calls
         )
 
-    def opens_thought(self, parts: Sequence[Part]) -> bool:
-        """Whether a rendered prompt ends inside the model's reasoning."""
-        thought = self.format.thought
-        if thought is None or not parts or parts[-1].is_content:
-            return False
-        return parts[-1].text.rstrip().endswith(thought.open)
-
-    def closing(self, parts: Sequence[Part]) -> list[Part]:
-        """Return what ends the reasoning that a rendered prompt has opened; nothing if it has not.
-
-        Some templates always open it. A thought that is empty is how models are kept from reasoning.
-        """
-        thought = self.format.thought
-        if thought is None or not self.opens_thought(parts):
-            return []
-        line = "\n" if parts[-1].text.endswith("\n") else ""
-        return [Part(f"{line}{thought.close}{line * 2}", is_content=False)]
-
     @cached_property
     def pieces(self) -> Sequence[bytes]:
         """The bytes of every token as a reply is read: markers that are special tokens have theirs."""
@@ -167,20 +91,6 @@ class Replies:
             if token is not None:
                 pieces[token] = marker.encode()
         return tuple(pieces)
-
-    @cached_property
-    def forgeable(self) -> Forgeable | None:
-        """What finds the middle of a marker that the vocabulary knows in anybody's text.
-
-        Such tokens are ordinary ones to the vocabulary (`USER_DEFINED`), and special to the model.
-        """
-        found = [
-            marker
-            for marker in self._marker_words
-            if len(marker) > 2
-            and len(self._vocabulary.tokenize(marker, add_special=False, parse_special=False)) == 1
-        ]
-        return Forgeable(found) if found else None
 
     @cached_property
     def _marker_words(self) -> Sequence[str]:
@@ -222,6 +132,8 @@ class Replies:
         inner: Constraint | None = None
         calls = self.format.calls
         if loosened.offers and choice.mode != "none" and calls is not None:
+            if not self.found.takes_parallel_calls:
+                choice = evolve(choice, parallel=False)
             answer = self._answer_of(compiler, shape)
             more = () if answer is None else (answer,)
             text = grammar_of(calls, loosened.offers, choice, self.special, *more)
@@ -315,8 +227,8 @@ class Replies:
 
     @cached_property
     def _thought_markers(self) -> Markers | None:
-        thought = self.format.thought
-        if thought is None:
+        thought, calls = self.format.thought, self.format.calls
+        if thought is None or (calls is not None and calls.thought_header):
             return None
         from uma_trio.text.thinking import Markers
 
@@ -331,15 +243,6 @@ class Replies:
             tokens(thought.close.encode()),
             self._vocabulary.end_tokens,
         )
-
-
-def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
-    """Return a first prompt as a template writes it with these variables; "" if it refuses them."""
-    try:
-        parts = template.render([Message("user", "Hello")], Manner(arguments=arguments))
-    except Unrenderable:
-        return ""
-    return "".join([part.text for part in parts])
 
 
 def _problem(compiler: Compiler, shape: Shape) -> str | None:

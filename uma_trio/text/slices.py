@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Final
 
 SLICE: Final = 16_384
 """Characters. The slowest step takes a millisecond for so many."""
-_WINDOW: Final = 2048
 _FEW_VALUES: Final = 1024
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
 RUN: Final = 256
@@ -68,11 +66,6 @@ def stripped(text: str, left: str | None = None, right: str | None = None) -> st
         if kept:
             break
     return text[start:end]
-
-
-def consists_of(characters: re.Pattern[str], text: str) -> bool:
-    """Whether a pattern that is any number of certain characters matches all of `text`."""
-    return all(characters.fullmatch(part) is not None for part in slices(text))
 
 
 def json_text(value: Any) -> str:
@@ -138,25 +131,3 @@ def is_short(value: Any) -> bool:
         if characters > SLICE:
             return False
     return True
-
-
-class Forgeable:
-    """Words that must not stand in a text as they are."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = tuple(words)
-        self._reach = max(map(len, words))
-        behind_first = [f"(?<={re.escape(word[0])})(?={re.escape(word[1:])})" for word in words]
-        self._places = re.compile("|".join(behind_first))
-
-    def cut(self, text: str) -> list[str]:
-        """Return the parts of `text`, cut behind the first character of every word in it."""
-        edges = [0]
-        for start in range(0, len(text), _WINDOW):
-            end = min(len(text), start + _WINDOW + self._reach)
-            part = text[max(0, start - 1) : end]
-            if any(word in part for word in self._words):
-                found = self._places.finditer(text, start, end)
-                edges += [one.start() for one in found if one.start() < start + _WINDOW]
-        edges.append(len(text))
-        return [text[a:b] for a, b in pairwise(edges)]

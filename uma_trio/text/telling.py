@@ -5,14 +5,15 @@ The block is the same for the same tools, so that a prompt goes on with what was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from attrs import evolve
 
 from uma_trio.text.chat import Call, Message, Tool
-from uma_trio.text.replies.format import ReplyFormat
-from uma_trio.text.slices import json_text, stripped
+from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat
+from uma_trio.text.replies.notation import CLOSING
+from uma_trio.text.slices import json_text
 
 _BEFORE: Final = (
     "You can call functions. Each line between <tools> and </tools> describes one, with a JSON Schema "
@@ -22,28 +23,45 @@ _BEHIND: Final = (
     "To call a function, write a JSON object with its name and arguments, and nothing behind it. For "
     "several calls, write one block each:"
 )
-_EXAMPLE: Final = '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>'
+_BEHIND_ONE: Final = "To call a function, write this, and nothing behind it:"
+_GIVEN: Final = {"ARGUMENT": "VALUE"}
 
 
-def written(
+class Told(NamedTuple):
+    """What a template is given: messages, the tools that it shows, and the `block` that shows them in a message instead."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    block: str = ""
+
+
+def told(
     messages: Sequence[Message],
     tools: Sequence[Tool],
     format: ReplyFormat,  # noqa: A002
     *,
     tells_tools: bool,
-) -> list[Message]:
-    """Return messages in which everything is said in words that the template does not say."""
-    said = [_split_reasoning(message, format) for message in messages]
+) -> Iterator[Told]:
+    """Yield what a template is given, and what else if it refuses that: everything in words that it does not show."""
     generic = format.source == "generic"
-    if generic and any(message.calls or message.role == "tool" for message in said):
-        said = _merged([_in_words(message) for message in said])
-    if tools and (generic or not tells_tools):
-        block = _block(tools)
-        if said and said[0].role == "system":
-            said[0] = evolve(said[0], content=f"{said[0].content}\n\n{block}")
-        else:
-            said.insert(0, Message("system", block))
-    return said
+    if not tools or (tells_tools and not generic):
+        yield Told(messages, tools)
+    if not generic and (tells_tools or not tools):
+        return
+    if generic and any(message.calls or message.role == "tool" for message in messages):
+        messages = _merged([_in_words(message) for message in messages])
+    elif not tools:
+        return
+    block = _block(tools, format) if tools else ""
+    if not block:
+        yield Told(messages)
+        return
+    system, rest = messages[:1], messages[1:]
+    if not system or system[0].role != "system":
+        system, rest = [Message("system")], messages
+    content = "\n\n".join([text for text in (system[0].content, block) if text])
+    yield Told([evolve(system[0], content=content), *rest], (), block)
+    yield Told(without_system([evolve(system[0], content=content), *rest]), (), block)
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
@@ -54,7 +72,8 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
     return [evolve(user, content=f"{system.content}\n\n{user.content}"), *rest]
 
 
-def _block(tools: Sequence[Tool]) -> str:
+def _block(tools: Sequence[Tool], format: ReplyFormat) -> str:  # noqa: A002
+    behind = _BEHIND if format.source == "generic" else _BEHIND_ONE
     lines = [
         json_text(
             {
@@ -65,7 +84,26 @@ def _block(tools: Sequence[Tool]) -> str:
         )
         for tool in tools
     ]
-    return "\n".join([_BEFORE, "<tools>", *lines, "</tools>", _BEHIND, _EXAMPLE])
+    return "\n".join([_BEFORE, "<tools>", *lines, "</tools>", behind, _example(format.calls)])
+
+
+def _example(syntax: CallSyntax | None) -> str:
+    """Return a call as answers are read."""
+    if syntax is None or syntax.framed:
+        syntax = GENERIC_CALLS
+    body = json_text({syntax.name_key: "NAME", syntax.arguments_key: _GIVEN})
+    if syntax.style == "named":
+        body = f"NAME{syntax.after_name}{json_text(_GIVEN)}"
+    elif syntax.style == "tagged":
+        value_close = syntax.value_close.replace("{}", "ARGUMENT")
+        body = (
+            f"NAME{syntax.after_name}{syntax.key_open}ARGUMENT{syntax.key_close}VALUE{value_close}"
+        )
+    elif syntax.style == "literal":
+        close = CLOSING[syntax.after_name.strip()[-1]]
+        value = f"{syntax.quote}VALUE{syntax.quote}"
+        body = f"NAME{syntax.after_name}ARGUMENT{syntax.key_close}{value}{close}"
+    return f"{syntax.start}{body}{syntax.close}{syntax.section_close}"
 
 
 def _in_words(message: Message) -> Message:
@@ -92,17 +130,3 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
         else:
             merged.append(message)
     return merged
-
-
-def _split_reasoning(message: Message, format: ReplyFormat) -> Message:  # noqa: A002
-    """Move reasoning that a client left in an answer to where templates look for it."""
-    thought = format.thought
-    if thought is None or message.role != "assistant" or message.reasoning:
-        return message
-    before, found, after = message.content.partition(thought.close)
-    before = stripped(before)
-    opened = before.startswith(thought.open)
-    if not found or not opened:
-        return message
-    reasoning = stripped(before.removeprefix(thought.open))
-    return evolve(message, content=after.lstrip(), reasoning=reasoning)

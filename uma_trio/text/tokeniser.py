@@ -146,27 +146,25 @@ class Tokeniser:
         text: str,
         whose: Whose | None = None,
         *,
-        special: bool = False,
         joined: bool = False,
     ) -> IntArray:
-        """Return the tokens (int32) of one part of a longer text. Not to be changed.
+        """Return the tokens (int32) of one part of a longer text, of which none is a control token. Not to be changed.
 
-        With `special` what looks like a special token is one. Some vocabularies put a space before any
-        text they begin with; in the middle of a text, `joined`, it is left out. Tokens are remembered
-        for `whose` texts these are; None for nobody's.
+        Some vocabularies put a space before any text they begin with; in the middle of a text, `joined`, it is
+        left out. Tokens are remembered for `whose` texts these are; None for nobody's.
         """
         if whose is None or len(text) < _LEAST_REMEMBERED:
-            return self._made(text, special=special, joined=joined)
+            return self._made(text, joined=joined)
         parts: Iterable[str] = [text]
         if not self._adds_space and len(text) > self._least_part:
-            if self._parts_at_lines and not special:
+            if self._parts_at_lines:
                 parts = _parts(text, self._least_part)
             parts = chain.from_iterable(map(self._apart, parts))
-        how = f"{special} {joined}"
+        how = "joined" if joined else ""
 
         def tokens_of(part: str) -> IntArray:
             return self._remembered.tokens(
-                whose, part, how, lambda: self._made(part, special=special, joined=joined)
+                whose, part, how, lambda: self._made(part, joined=joined)
             )
 
         found = [tokens_of(part) for part in parts]
@@ -190,15 +188,15 @@ class Tokeniser:
         if together:
             yield together
 
-    def _made(self, text: str, *, special: bool, joined: bool) -> IntArray:
+    def _made(self, text: str, *, joined: bool) -> IntArray:
         tokenize = self._vocabulary.tokenize
         if joined and self._adds_space:
             # A line end goes first and is cut off again, with the space before it.
-            tokens = tokenize(_MARKER + text, add_special=False, parse_special=special)
+            tokens = tokenize(_MARKER + text, add_special=False, parse_special=False)
             for count in range(1, min(4, len(tokens)) + 1):
                 if self._bytes(tokens[:count]) == b" " + _MARKER.encode():
                     return tokens[count:]
-        return tokenize(text, add_special=False, parse_special=special)
+        return tokenize(text, add_special=False, parse_special=False)
 
     def _bytes(self, tokens: IntArray) -> bytes:
         return b"".join([self._pieces[token] for token in tokens.tolist()])

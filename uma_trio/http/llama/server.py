@@ -28,7 +28,7 @@ from uma_trio.http.llama.completion import Completion
 from uma_trio.http.llama.settings import generation_settings
 from uma_trio.http.openai.chat import manner_of
 from uma_trio.http.tokens import MANY, ids_of, written_ids, written_pieces, written_text
-from uma_trio.http.tools import tools_of
+from uma_trio.http.tools import reshaped_header, tools_of
 from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Headers, Reply
@@ -236,7 +236,8 @@ async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
     exchange.expect_document(headers)
     async with shared.using(named) as shared:
         prompt = await shared.served.render(chat)
-    return Reply(200, msgspec.json.encode({"prompt": prompt}), headers=headers)
+    headers = (*headers, *reshaped_header(prompt.reshaped))
+    return Reply(200, msgspec.json.encode({"prompt": prompt.text}), headers=headers)
 
 
 def _json(document: object) -> Reply:

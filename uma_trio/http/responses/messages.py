@@ -18,9 +18,9 @@ from uma_trio.http.chats import MAX_MESSAGES, SetAside, result_of, string_in, te
 from uma_trio.http.tools import tool_of, unlike
 from uma_trio.http.turns import UNSEEN, Turns
 from uma_trio.http.wire.errors import Fault, invalid
+from uma_trio.http.wire.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 from uma_trio.service.checks import json_text
-from uma_trio.text.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.text.slices import slices
 
 _ROLES: Final = ("user", "assistant", "system", "developer")

@@ -14,13 +14,13 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 
 from uma_trio.http.wire.memory import ClientMemory
+from uma_trio.http.wire.pieces import JsonLimits
 from uma_trio.service.ask import Door
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.telemetry import Log
 from uma_trio.sizes import MIB
-from uma_trio.text.pieces import JsonLimits
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _MAX_KEYS = 256

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Final
 
 from uma_trio.text.replies.format import CallSyntax
-from uma_trio.text.replies.literals import TEXT
+from uma_trio.text.replies.literals import TEXT, elements_of, json_of
 from uma_trio.text.replies.maker import Maker
 from uma_trio.text.replies.notation import CLOSING, Literals, quoted
 from uma_trio.text.replies.source import Source, Steps, begun, compact, fits
 
-_ATOM: Final = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
+_ATOM: Final = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
 _NOT_NAME: Final = re.compile(r"[^\w.:/-]")
 _MAX_NAME: Final = 256
 _MAX_KEY: Final = 1024
@@ -53,8 +53,12 @@ class Calls:
         self._known_only = syntax.bare
         self._between = compact(syntax.between)
         self._close = atoms(syntax.close)
+        self._named_closer = "{}" in syntax.value_close
+        if self._named_closer:
+            self._close = ["".join(self._close)]
         self._section_close = atoms(syntax.section_close)
         self._id_open = compact(syntax.id_open)
+        self._id_close = compact(syntax.id_close)
         self._after_name = compact(syntax.after_name)
         # A line end beside a value is the marker's where the template writes one there.
         self._line_before = syntax.key_close[-1:].isspace()
@@ -216,7 +220,14 @@ class Calls:
     def _named(self) -> Steps[bool]:
         """Read a name and the arguments as JSON behind it."""
         source = self._source
+        before = ""
+        if self._id_close:
+            yield from source.peek()
+            before = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
+            if not (yield from source.take(self._id_close)):
+                return False
         name, id_ = yield from self._name()
+        id_ = id_ or before
         if name and self._id_open and (yield from source.take(self._id_open)):
             id_ = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
         if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
@@ -276,7 +287,9 @@ class Calls:
         maker.arguments("{")
         before = ""
         behind_key = re.compile(f"[{re.escape(closer[0] + other[:1])}]")
-        while (yield from source.take(opener)):
+        while not (self._named_closer and (yield from source.stands(self._close[0]))) and (
+            yield from source.take(opener)
+        ):
             key = yield from source.until(behind_key, _MAX_KEY)
             plain = key is not None and (yield from source.take(closer))
             if key is None or (not plain and not (other and (yield from source.take(other)))):
@@ -287,7 +300,7 @@ class Calls:
             before = ", "
             if other:
                 kinds = TEXT if plain else kinds - TEXT
-            if not (yield from self._value(kinds)):
+            if not (yield from self._value(name, key, kinds)):
                 return self._broken_off()
         if not (yield from self._closes()):
             return self._broken_off()
@@ -309,7 +322,7 @@ class Calls:
             self._source.drop_rest()
         return True
 
-    def _value(self, kinds: frozenset[str]) -> Steps[bool]:
+    def _value(self, name: str, key: str, kinds: frozenset[str]) -> Steps[bool]:
         """Read a value up to its closing tag: the first one behind which something goes on.
 
         False if the reply ended in it; then its JSON is left open.
@@ -317,8 +330,11 @@ class Calls:
         source = self._source
         if self._line_before and (source.pos < len(source.text) or (yield from source.more())):
             source.pos += source.text.startswith("\n", source.pos)
-        closer = self.syntax.value_close.strip()
-        return (yield from self._maker.value(kinds, partial(self._up_to, closer)))
+        closer, read = self.syntax.value_close.strip(), json_of
+        if self._named_closer:
+            closer = closer.replace("{}", key)
+            read = partial(elements_of, self.syntax.key_open[:-1], self._maker.schema(name, key))
+        return (yield from self._maker.value(kinds, partial(self._up_to, closer), read))
 
     def _up_to(self, closer: str, out: Callable[[str], object]) -> Steps[bool]:
         """Pass a text on up to its closing tag, without the one line end before that.

@@ -81,7 +81,7 @@ def _check(made: ReplyFormat) -> None:
     calls, thought = made.calls, made.thought
     if thought is not None and not (thought.open.strip() and thought.close.strip()):
         raise NoFormat("thought.open and thought.close must not be empty")
-    if calls is None or calls.framed:
+    if calls is None or calls.style in ("harmony", "channels"):
         return
     if calls.style not in get_args(Style):
         raise NoFormat(f"calls.style must be one of {', '.join(get_args(Style))}")

@@ -32,12 +32,19 @@ class CallSyntax:
     * "named": the name, `after_name`, the arguments as JSON. With `name_in_id` the name is part of
       an id such as ``functions.NAME:0``; with `id_open` that and an id may stand behind the name.
     * "tagged": the name, `after_name`, and each argument as `key_open`, key, `key_close`, value,
-      `value_close`; texts stand there as they are, other values as JSON, behind `key_close_json` if
+      `value_close` (with ``{}`` for the key); texts stand there as they are, other values as JSON, behind `key_close_json` if
       the format tells the two apart.
 
     * "literal": the name, and the arguments in the brackets that `after_name` opens, as literals of a
       language: a key, `key_close`, the value, with texts in `quote`. A quote of one character is
       Python's, and so are the words for true, false and null then.
+
+    An id may also stand in front of the name, up to `id_close`.
+
+    With `message_open` a reply is a row of messages: each begins with it, but for the first, whose beginning the prompt
+    has, and goes on with `text_header`, `call_header` (with ``{}`` for the name of the tool) or what opens the
+    reasoning. It ends with one of the words in `message_ends`. A `thought_header` is what opens the reasoning where
+    that begins as the other headers do: then the grammar has the reasoning in it, and it has no bound of its own.
 
     A `bare` syntax has nothing before the first call but punctuation: a reply is one if it begins like
     one and names a tool that there is. "harmony" and "channels" need no other field: see
@@ -54,6 +61,7 @@ class CallSyntax:
     arguments_key: str = "arguments"
     id_key: str = ""
     id_open: str = ""
+    id_close: str = ""
     after_name: str = ""
     key_open: str = ""
     key_close: str = ""
@@ -62,11 +70,16 @@ class CallSyntax:
     quote: str = ""
     name_in_id: bool = False
     bare: bool = False
+    message_open: str = ""
+    text_header: str = ""
+    call_header: str = ""
+    thought_header: str = ""
+    message_ends: str = ""
 
     @property
     def framed(self) -> bool:
         """Whether a reply is a row of messages or channels, with markers around text, too."""
-        return self.style in ("harmony", "channels")
+        return self.style in ("harmony", "channels") or bool(self.message_open)
 
     @property
     def start(self) -> str:
@@ -78,7 +91,8 @@ class CallSyntax:
         """Everything that stands in a reply for the format's sake."""
         every = (self.section_open, self.section_close, self.between, self.open, self.close)
         inner = (self.id_open, self.after_name, self.key_open, self.key_close, self.value_close)
-        return " ".join([*every, *inner, self.key_close_json, self.quote])
+        around = (self.message_open, self.text_header, self.call_header, self.message_ends)
+        return " ".join([*every, *inner, self.key_close_json, self.quote, self.id_close, *around])
 
 
 @frozen

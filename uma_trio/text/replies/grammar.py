@@ -24,7 +24,7 @@ from uma_trio.text.replies.part import part_of
 from uma_trio.text.shape import Shape
 from uma_trio.text.slices import json_text
 
-_ATOM: Final = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
+_ATOM: Final = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.", re.DOTALL)
 _HEAD: Final = '%llguidance {"allow_initial_skip": false}\n'
 _ANY_TEXT: Final = "TEXT"
 _TEXT: Final = "TEXT: /(.|\\n)*/\nSPACE: /[ \\n]{1,2}/\n"
@@ -69,6 +69,8 @@ def grammar_of(
         return writer.harmony(bodies, rules, choice, answer)
     if syntax.style == "channels":
         return writer.channels(rules, bodies, choice, answer)
+    if syntax.message_open:
+        return writer.frames(rules, offers, choice, answer)
     opened, close = writer.marker(syntax.open), writer.marker(syntax.close)
     # Models are not sure about white space between calls, and it means nothing.
     between = writer.marker(syntax.between) if syntax.between.strip() else "SPACE?"
@@ -161,6 +163,8 @@ class _Writer:
         called = _literal(offer.name)
         if syntax.name_in_id:
             called = f"{_literal(f'functions.{offer.name}:')} /[0-9]{{1,4}}/"
+        if syntax.id_close:
+            called = f"{_ID} {self.marker(syntax.id_close)} {called}"
         if syntax.id_open:
             called += f" {self.marker(syntax.id_open)} {_ID}"
         return f"{name}: {called} {self.marker(syntax.after_name)} {arguments}"
@@ -194,14 +198,16 @@ class _Writer:
             is_text = isinstance(schema, dict) and schema.get("type") == "string"
             key_close = syntax.key_close if is_text else syntax.key_close_json or syntax.key_close
             opened = self.marker(syntax.key_open + key + key_close)
-            rules.append(f"{rule}: {opened} {self._value(rule, schema, offer.schema, rules)}")
+            rules.append(f"{rule}: {opened} {self._value(rule, key, schema, offer.schema, rules)}")
             parts.append(rule if key in required else f"{rule}?")
         head = self.marker(offer.name + syntax.after_name)
         return "\n".join([f"{name}: {head} {' '.join(parts)}", *rules])
 
-    def _value(self, rule: str, schema: Any, whole: Mapping[str, Any], rules: list[str]) -> str:
+    def _value(
+        self, rule: str, key: str, schema: Any, whole: Mapping[str, Any], rules: list[str]
+    ) -> str:
         """Write a value up to its closing tag: a text as it is, anything else as JSON."""
-        closer = self._syntax.value_close
+        closer = self._syntax.value_close.replace("{}", key)
         schema = schema if isinstance(schema, dict) else {}
         if schema.get("type") != "string":
             alone = {**part_of(whole, schema), "x-guidance": whole.get("x-guidance", {})}
@@ -209,6 +215,8 @@ class _Writer:
         words = schema.get("enum")
         if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
             return f"({' | '.join(map(_literal, words))}) {self.marker(closer)}"
+        if self._special(atoms(closer)[0]) is not None:
+            return f"TEXT {self.marker(closer)}"
         rules.append(f"{rule}_text[lazy]: TEXT {_literal(closer)}")
         return f"{rule}_text"
 
@@ -228,6 +236,8 @@ class _Writer:
         """Write the grammar of a framed reply without calls."""
         if self._syntax.style == "channels":
             return self._channels(f"{answer} {self.marker(_RESPONDED)}", [])
+        if self._syntax.message_open:
+            return self._frames(f"{self.marker(self._syntax.text_header)} {answer}", [])
         return self._behind_thought(f"{self.marker(_FINAL)} {answer}", [])
 
     def _channel_call(self, name: str, offer: Offer) -> str:
@@ -284,6 +294,35 @@ class _Writer:
         """Write the grammar of a reply whose response may be open already."""
         end = f"({self.marker('<|close|>message<|sep|>')})?"
         start = f"start: ({self.marker('<|open|>response<|sep|>')})? {said} {end}"
+        return _HEAD + _TEXT + "\n".join([*rules, start]) + "\n"
+
+    def frames(
+        self, rules: list[str], offers: Sequence[Offer], choice: ToolChoice, answer: str
+    ) -> str:
+        """Write the grammar of a reply in messages, behind its reasoning."""
+        syntax = self._syntax
+        opened, closed = self.marker(syntax.open), self.marker(syntax.close)
+        has_name = "{}" in syntax.call_header
+        calls = [
+            f"{self.marker(syntax.call_header.format(offer.name)) if has_name else ''} "
+            f"{opened} body_{index} {closed}"
+            for index, offer in enumerate(offers)
+        ]
+        between = self.marker(syntax.between) or "SPACE?"
+        again = f"({between} call){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
+        head = "" if has_name else self.marker(syntax.call_header)
+        called = f"{head} call {again} {self.marker(syntax.section_close)}"
+        rules = [*rules, f"call: {' | '.join(calls)}", f"called: {called}"]
+        said = f"{self.marker(syntax.text_header)} {answer}"
+        return self._frames("called" if choice.mode == "required" else f"(called | {said})", rules)
+
+    def _frames(self, last: str, rules: list[str]) -> str:
+        """Write the grammar of a last message, whose beginning the prompt or the reasoning may have left open."""
+        syntax = self._syntax
+        ends = list(map(self.marker, syntax.message_ends.split()))
+        opened, thought = self.marker(syntax.message_open), self.marker(syntax.thought_header)
+        thoughts = f"({thought} TEXT {ends[0]} {opened})?" if thought else ""
+        start = f"start: ({opened})? {thoughts} {last} ({' | '.join(ends)})?"
         return _HEAD + _TEXT + "\n".join([*rules, start]) + "\n"
 
     def _behind_thought(self, last: str, rules: list[str]) -> str:

@@ -9,19 +9,23 @@ from attrs import evolve, frozen
 
 from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.derive import Derived
-from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat
+from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat, Thought
 
 Ids = Literal["any", "nine", "numbered"]
 
 
 @frozen
 class Family:
-    """A family, known by what stands in its templates. `ids` is as in the template's habits."""
+    """A family, known by what stands in its templates. `ids` is as in the template's habits.
+
+    Of framed replies `thought` are the markers around reasoning, which a template does not tell.
+    """
 
     name: str
     marks: tuple[str, ...]
     calls: CallSyntax
     ids: Ids = "any"
+    thought: Thought | None = None
 
 
 _MISTRAL: Final = CallSyntax(style="named", open="[TOOL_CALLS]", after_name="[ARGS]")
@@ -41,6 +45,43 @@ FAMILIES: Final = (
         "kimi-k3",
         ("<|open|>", "<|close|>", "<|sep|>", "'call'"),
         CallSyntax(style="channels"),
+        thought=THOUGHT,
+    ),
+    Family(
+        "muse",
+        ("<|start|>assistant", " to=self<|message|>", "<atem:invoke"),
+        CallSyntax(
+            style="tagged",
+            open='<atem:function_calls>\n<atem:invoke name="',
+            after_name='">\n',
+            key_open='<atem:parameter name="',
+            key_close='">',
+            value_close="</atem:parameter>\n",
+            close="</atem:invoke>\n</atem:function_calls>",
+            between="<|eom|><|start|>assistant",
+            message_open="<|start|>assistant",
+            text_header=" to=user<|message|>",
+            call_header=" to={}<|message|>",
+            thought_header=" to=self<|message|>",
+            message_ends="<|eom|> <|eot|>",
+        ),
+        thought=Thought(" to=self<|message|>", "<|eom|>"),
+    ),
+    Family(
+        "solar",
+        ("<|begin|>assistant", "<|think|>", "<|tool_call:begin|>"),
+        CallSyntax(
+            style="named",
+            open="<|tool_call:begin|>",
+            id_close="<|tool_call:name|>",
+            after_name="<|tool_call:args|>",
+            close="<|tool_call:end|>",
+            message_open="<|begin|>assistant",
+            text_header="<|content|>",
+            call_header="<|tool_calls|>",
+            message_ends="<|end|> <|calls|>",
+        ),
+        thought=Thought("<|think|>", "<|end|>"),
     ),
     Family(
         "kimi",
@@ -97,6 +138,21 @@ FAMILIES: Final = (
         ),
     ),
     Family(
+        "minimax-m3",
+        ("']<]minimax[>['",),
+        CallSyntax(
+            style="tagged",
+            section_open="]<]minimax[>[<tool_call>\n",
+            section_close="]<]minimax[>[</tool_call>",
+            open=']<]minimax[>[<invoke name="',
+            after_name='">',
+            key_open="]<]minimax[>[<",
+            key_close=">",
+            value_close="]<]minimax[>[</{}>",
+            close="]<]minimax[>[</invoke>\n",
+        ),
+    ),
+    Family(
         "gemma",
         ("<|tool_call>call:",),
         CallSyntax(
@@ -130,8 +186,19 @@ FAMILIES: Final = (
         ("<|tool_list_start|>",),
         evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
     ),
+    Family(
+        "lfm",
+        ("List of tools: [",),
+        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
+    ),
+    Family(
+        "granite",
+        ("available_tools", "<|tool_call|>"),
+        CallSyntax(section_open="<|tool_call|>[", section_close="]", between=", "),
+    ),
     Family("pythonic", ("[func_name1(params_name1=",), evolve(_PYTHON, bare=True)),
     Family("llama", ("<|python_tag|>",), CallSyntax(arguments_key="parameters", bare=True)),
+    Family("hermes", ("<tool_call>", "<function-name>"), GENERIC_CALLS),
 )
 
 
@@ -142,8 +209,7 @@ def format_of(derived: Derived, source: str) -> tuple[ReplyFormat, Ids]:
     """
     family = next((f for f in FAMILIES if all(mark in source for mark in f.marks)), None)
     if family is not None and family.calls.framed:
-        thought = THOUGHT if family.calls.style == "channels" else None
-        return ReplyFormat(family.name, "built in", thought, family.calls), family.ids
+        return ReplyFormat(family.name, "built in", family.thought, family.calls), family.ids
     if derived.calls is not None:
         return ReplyFormat("derived", "derived", derived.thought, derived.calls), derived.habits.ids
     if family is not None:

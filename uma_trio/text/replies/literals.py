@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
 TEXT: Final = frozenset({"string"})
 _MOST_LITERAL: Final = 4096  # characters that are read as Python: the parser holds the GIL
+_TAG: Final = re.compile(r"<(/?)([^<>]+)>")
+_ITEM: Final = "item"
+_DEPTH: Final = 64
 _KINDS: Final[Mapping[type, str]] = {
     type(None): "null",
     bool: "boolean",
@@ -57,6 +61,50 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
     kind = _KINDS.get(type(value), "")
     allowed = not kinds or kind in kinds or (kind == "integer" and "number" in kinds)
     return written if allowed or "string" not in kinds else json.dumps(text, ensure_ascii=False)
+
+
+def elements_of(mark: str, schema: Any, text: str, kinds: frozenset[str]) -> str:
+    """Return the JSON of a value whose members stand in elements, each tag behind `mark`.
+
+    Lists have elements of the name ``item``. What is no such value is read by `json_of`.
+    """
+    root: list[tuple[str, Any]] = []
+    stack, said, schemas = [root], [text.partition(mark)[0]], [schema]
+    for piece in text.split(mark)[1:]:
+        tag = _TAG.match(piece)
+        if tag is None or len(stack) > _DEPTH or (tag[1] and len(stack) == 1):
+            return json_of(text, kinds)
+        if not tag[1]:
+            stack.append([])
+            said.append(piece[tag.end() :])
+            schemas.append(_member(schemas[-1], tag[2]))
+            continue
+        value = _element(stack.pop(), said.pop(), schemas.pop())
+        stack[-1].append((tag[2], value))
+    if len(stack) > 1:
+        return json_of(text, kinds)
+    return _element(root, said[0], schema)
+
+
+def _member(schema: Any, key: str) -> Any:
+    inner: Any = None
+    if isinstance(schema, dict):
+        properties = schema.get("properties")
+        inner = properties.get(key) if isinstance(properties, dict) else None
+        inner = schema.get("items") if inner is None and key == _ITEM else inner
+    return inner
+
+
+def _element(members: list[tuple[str, str]], said: str, schema: Any) -> str:
+    """Return the JSON of an element of which the members are read, or which is a text."""
+    kinds = kinds_of(schema)
+    if not members:
+        empty = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}.get(kinds - {"null"})
+        return empty if empty is not None and not said.strip() else json_of(said, kinds)
+    if all(key == _ITEM for key, _ in members) and "object" not in kinds:
+        return f"[{', '.join([value for _, value in members])}]"
+    written = [f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in members]
+    return f"{{{', '.join(written)}}}"
 
 
 def _python(text: str) -> Any:

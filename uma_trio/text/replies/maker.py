@@ -61,10 +61,15 @@ class Maker:
         if text:
             self.events.append(Arguments(self._n, in_utf8(text)))
 
-    def value(self, kinds: frozenset[str], through: Callable[[Out], Steps[bool]]) -> Steps[bool]:
+    def value(
+        self,
+        kinds: frozenset[str],
+        through: Callable[[Out], Steps[bool]],
+        read: Callable[[str, frozenset[str]], str] = json_of,
+    ) -> Steps[bool]:
         """Add an argument of one of these kinds, whose text `through` reads up to its closing tag.
 
-        False if the reply ended in it; then its JSON is left open.
+        `read` returns the JSON of a text, and which kinds it may be. False if the reply ended in it; then its JSON is left open.
         """
         if kinds == TEXT:
             self.arguments('"')
@@ -74,7 +79,7 @@ class Maker:
         parts: list[str] = []
         whole = yield from through(parts.append)
         text = "".join(parts)
-        self.arguments(json_of(text, kinds) if whole else f'"{inside(text)}')
+        self.arguments(read(text, kinds) if whole else f'"{inside(text)}')
         return whole
 
     def end(self, *, cut: bool) -> None:
@@ -88,9 +93,13 @@ class Maker:
 
     def kinds(self, name: str, key: str) -> frozenset[str]:
         """Return the types that an argument may have by its tool's schema; none if that does not say."""
+        return kinds_of(self.schema(name, key))
+
+    def schema(self, name: str, key: str) -> Any:
+        """Return what a tool's schema says of an argument; None if that is nothing."""
         tool = self._tools.get(name)
         properties: Any = {} if tool is None else tool.parameters.get("properties")
-        return kinds_of(properties.get(key)) if isinstance(properties, dict) else frozenset()
+        return properties.get(key) if isinstance(properties, dict) else None
 
 
 def pass_on(

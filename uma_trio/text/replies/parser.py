@@ -10,6 +10,7 @@ from uma_trio.text.replies.bodies import Calls
 from uma_trio.text.replies.channels import channels
 from uma_trio.text.replies.events import Event
 from uma_trio.text.replies.format import ReplyFormat, Thought
+from uma_trio.text.replies.frames import Frames
 from uma_trio.text.replies.harmony import harmony
 from uma_trio.text.replies.maker import Maker, pass_on
 from uma_trio.text.replies.source import Source, Steps, compact
@@ -92,6 +93,14 @@ class ReplyParser:
                 yield from self._think(thought, calls)
             elif (yield from source.take(compact(thought.close))):  # of a thought that is empty
                 yield from source.peek()
+        syntax = self._format.calls
+        if syntax is not None and syntax.message_open:
+
+            def think() -> Steps[None]:
+                return self._think(thought or Thought("", ""), calls)
+
+            yield from Frames(syntax, thought, source, maker, think).read(calls)
+            return
         if calls is None:
             yield from pass_on(source, maker, ())
             return

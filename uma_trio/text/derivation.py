@@ -1,0 +1,196 @@
+"""What a model's chat template can do, found out once by rendering, before the first chat waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from uma_trio.text.chat import Call, Message, Tool
+from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
+from uma_trio.text.effort import Efforts, efforts_of
+from uma_trio.text.prompt import Unrenderable
+from uma_trio.text.rendering import NotRendered
+from uma_trio.text.replies.derive import PROBING_S, derive
+from uma_trio.text.replies.format import PLAIN, ReplyFormat
+from uma_trio.text.replies.known import format_of
+from uma_trio.text.reshaping import Kind
+from uma_trio.text.template import ChatTemplate, Manner
+
+_TOOL = Tool(
+    "look",
+    "Look.",
+    {"type": "object", "properties": {"what": {"type": "string", "description": "What."}}},
+)
+_WORDS = ("qzone", "qztwo")  # arguments of calls, in no template's own text
+
+
+@frozen
+class Derivation:
+    """What was found out from a model's template: how it writes replies, and what it wants.
+
+    `tells_tools` says whether the template shows tools to the model, `efforts` how it is told whether the
+    model should reason. `refused` are the shapes of answers that it does not take back, which should be none, and
+    `takes_parallel_calls` says that an answer may have several calls: the template neither refuses nor drops one.
+    """
+
+    format: ReplyFormat = PLAIN
+    habits: Habits = NO_HABITS
+    tells_tools: bool = False
+    efforts: Efforts = field(factory=Efforts)
+    takes_parallel_calls: bool = True
+    refused: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, template: ChatTemplate, source: str, override: ReplyFormat | None = None
+    ) -> Derivation:
+        """Try a template. Takes tens of milliseconds, and bounded time whatever it does. Blocks."""
+        has_parts = _wants_parts(template)
+
+        def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
+            habits = evolve(habits, content_as_parts=has_parts)
+            return template.render(
+                messages, tools=tools, habits=habits, prompts=False, reshapes=False
+            ).text
+
+        derived = derive(render, source, Unrenderable)
+        made, ids = format_of(derived, source)
+        until = time.monotonic() + PROBING_S
+
+        def prompt(arguments: Mapping[str, Any]) -> str:
+            return "" if time.monotonic() > until else _prompt(template, arguments)
+
+        efforts = efforts_of(prompt, source, harmony=made.name == "harmony")
+        habits = evolve(
+            derived.habits,
+            ids=ids,
+            results_inside=wants_results_inside(source),
+            content_as_parts=has_parts,
+        )
+        found = cls(override or made, habits, derived.tells_tools, efforts)
+        return found if found.in_words else found._tried(template, until)
+
+    @property
+    def can_reason(self) -> bool:
+        """Whether the replies may have reasoning in them."""
+        return self.format.thought is not None or self.format.name == "harmony"
+
+    @property
+    def in_words(self) -> bool:
+        """Whether calls and their results are told to the model as text."""
+        return self.format.source == "generic"
+
+    def _tried(self, template: ChatTemplate, until: float) -> Derivation:
+        """Send every shape of an answer back through the template."""
+        parallel, refused = True, list[str]()
+        tools = [_TOOL] if self.tells_tools else []
+        for name, chat in _answers():
+            if time.monotonic() > until:
+                break
+            try:
+                prompt = template.render(chat, tools=tools, habits=self.habits)
+            except Unrenderable:
+                refused.append(name)
+                continue
+            first, second = (word in prompt.text for word in _WORDS)
+            if name.endswith("two calls"):
+                parallel &= Kind.SPLIT_CALLS not in prompt.reshaped and first <= second
+        return evolve(self, takes_parallel_calls=parallel, refused=tuple(refused))
+
+
+class Finding:
+    """A template and what was found out of it, when it is asked for first. Any number of threads may use it."""
+
+    def __init__(
+        self, source: str, template: Callable[[], ChatTemplate], override: ReplyFormat | None
+    ) -> None:
+        """Prepare for a `source`, of which `template` is made, unless it is empty."""
+        self._source, self._make, self._override = source, template, override
+        self._lock = threading.Lock()
+        self._found: tuple[Derivation, ChatTemplate | None, str | None] | None = None
+
+    def get(self) -> tuple[Derivation, ChatTemplate | None, str | None]:
+        """Return what was found out, the template, and why there is none. Blocks the first time.
+
+        Raises:
+            NotRendered: it cannot be found out now.
+        """
+        with self._lock:
+            if self._found is None:
+                self._found = self._find()
+            return self._found
+
+    def _find(self) -> tuple[Derivation, ChatTemplate | None, str | None]:
+        problem = "the model has no chat template"
+        if self._source:
+            try:
+                template = self._make()
+                template.check()
+                return Derivation.of(template, self._source, self._override), template, None
+            except NotRendered:
+                raise
+            except Unrenderable as error:
+                problem = f"the model's chat template cannot be used: {error}"
+        none = Derivation() if self._override is None else Derivation(self._override)
+        return none, None, problem
+
+
+def _answers() -> Iterator[tuple[str, list[Message]]]:
+    """Yield conversations with every shape of an answer: with thoughts, text, calls, and calls that were cut."""
+    for thought, text, n, cut in product(
+        ("", "I think."), ("", "Let me look."), (0, 1, 2), (False, True)
+    ):
+        if (cut and not n) or not (thought or text or n):
+            continue
+        calls = [
+            Call(f"call0000{number}", "look", f'{{"what": "{word}"}}')
+            for number, word in enumerate(_WORDS[:n])
+        ]
+        if cut:
+            calls[-1] = evolve(calls[-1], arguments=calls[-1].arguments[:-2])
+        results = [Message("tool", "Seen.", call_id=call.id, name="look") for call in calls]
+        answer = Message("assistant", text, tuple(calls), reasoning=thought)
+        said = [
+            ("thoughts", thought),
+            ("text", text),
+            ("one call", n == 1),
+            ("two calls", n == 2),
+            ("cut", cut),
+        ]
+        name = ", ".join([word for word, has in said if has])
+        yield (
+            name,
+            [
+                Message("user", "Look."),
+                answer,
+                *results,
+                *([] if n else [Message("user", "Well?")]),
+            ],
+        )
+
+
+def _wants_parts(template: ChatTemplate) -> bool:
+    """Whether a template writes a content only where it is a list of parts."""
+    shown: list[bool] = []
+    for habits in (NO_HABITS, Habits(content_as_parts=True)):
+        try:
+            prompt = template.render([Message("user", _WORDS[0])], habits=habits, reshapes=False)
+        except Unrenderable:
+            shown.append(False)
+        else:
+            shown.append(_WORDS[0] in prompt.text)
+    return shown == [False, True]
+
+
+def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
+    """Return a first prompt as a template writes it with these variables; "" if it refuses them."""
+    try:
+        asked = [Message("user", "Hello")]
+        return template.render(asked, Manner(arguments=arguments), reshapes=False).text
+    except Unrenderable:
+        return ""

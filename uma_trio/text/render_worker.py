@@ -1,0 +1,434 @@
+"""What runs in the processes that render chat templates. See :mod:`.rendering`.
+
+Templates come out of model files. They are rendered by jinja2's sandbox, as transformers does it, so that a prompt is
+what a model was trained on, byte for byte. What a template takes is bounded by the limits of its process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from attrs import frozen
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+
+from uma_trio.confined.link import WorkerLink
+from uma_trio.text.chat import Message
+from uma_trio.text.documents import Habits, messages_of, tool_of
+from uma_trio.text.prompt import (
+    Ending,
+    Refused,
+    Render,
+    Rendered,
+    Source,
+    Unknown,
+    Unrenderable,
+    messages_from,
+)
+from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Kinds, Refusals, Reshaping
+from uma_trio.text.slices import slices
+from uma_trio.text.spellings import Spellings, free_marks, unmarked
+from uma_trio.text.surrogates import in_utf8
+
+_MOST_SOURCES: Final = 32
+# Time of the CPU for one prompt. Templates that look at all messages for each one take time by the square of their
+# number: Gemma 4's 0.8 s for 600 on a core of 2024. A megabyte of text takes 0.1 s.
+_BASE_S, _MESSAGE_S, _MEGABYTE_S = 2.0, 0.02, 4.0
+_WALL: Final = 10.0  # times as long, for other programs want the processors, too
+# A prompt may be longer than what was sent: templates explain tools, and repeat texts.
+_BASE_CHARACTERS, _TIMES = 1 << 20, 8
+_WRITES_FUNCTIONS: Final = re.compile(r"(?:\+|\{\{-?)\s*functions\s*(?:\+|-?[}%]\})")
+# What some templates read of today, if they name it: Llama 3's, and those of FireFunction. Without
+# the time of day, which would change every prompt.
+_DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
+# What templates look for in tools and calls.
+_SCHEMA_WORDS: Final = frozenset(
+    [
+        *("type", "string", "number", "integer", "object", "array", "boolean", "null", "any"),
+        *("properties", "required", "items", "enum", "default", "description", "title", "format"),
+        *("additionalProperties", "anyOf", "oneOf", "allOf", "const", "nullable"),
+    ]
+)
+_ASKED: Final = msgspec.msgpack.Decoder(Render)
+
+
+class _TooMuch(Unrenderable):
+    """A limit is exceeded, which another shape of the conversation would not change."""
+
+
+class _Generation(Extension):
+    """``{% generation %}``: marks what the model wrote, for training, as transformers defines it."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_written")
+        return nodes.CallBlock(call, [], [], body).set_lineno(lineno)
+
+    def _written(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Clock:
+    """The time of the request that is rendered."""
+
+    now = 0.0
+
+    def strftime_now(self, layout: str) -> str:
+        return datetime.fromtimestamp(self.now).strftime(layout)
+
+
+_CLOCK: Final = _Clock()
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return what filters such as `map` make as a list, as llama.cpp writes it and transformers refuses to."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _environment(kind: type[SandboxedEnvironment]) -> SandboxedEnvironment:
+    """Return an environment as ``transformers.utils.chat_template_utils`` makes it."""
+    made = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raise_exception
+    made.globals["strftime_now"] = _CLOCK.strftime_now
+    return made
+
+
+_IMMUTABLE: Final = _environment(ImmutableSandboxedEnvironment)
+_MUTABLE: Final = _environment(SandboxedEnvironment)
+
+
+def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
+    """Return what a worker runs. Called once, in the host."""
+
+    def work(link: WorkerLink) -> None:
+        known: OrderedDict[bytes, _Renderer] = OrderedDict()
+        gc.enable()  # the host's is off, and this process lives long
+        while True:
+            frame = link.receive()
+            asked = _ASKED.decode(frame)
+            cpu_s = _BASE_S + _MESSAGE_S * len(asked.messages) + _MEGABYTE_S * len(frame) / 1e6
+            link.allow(cpu_s, cpu_s * _WALL)
+            answer: Rendered | Refused | Unknown
+            try:
+                answer = _answer(known, asked, _BASE_CHARACTERS + _TIMES * len(frame))
+            except Unrenderable as error:
+                answer = Refused(str(error))
+            link.send(msgspec.msgpack.encode(answer))
+
+    return work
+
+
+def _answer(known: OrderedDict[bytes, _Renderer], asked: Render, most: int) -> Rendered | Unknown:
+    renderer = known.get(asked.key)
+    if renderer is None:
+        if asked.source is None:
+            return Unknown()
+        renderer = known[asked.key] = _Renderer(asked.source)
+        _give_memory_back()
+        while len(known) > _MOST_SOURCES:
+            known.popitem(last=False)
+    known.move_to_end(asked.key)
+    return renderer.render(asked, most)
+
+
+def _give_memory_back() -> None:
+    """Give the system what compiling has used: 2 MB of the 10 that an idle process holds."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # glibc's
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@frozen
+class _Asked:
+    """A request, decoded. `most` is how many characters the template may write, `mark` and `end` occur in no text."""
+
+    tools: Sequence[Any]
+    arguments: dict[str, Any]
+    habits: Habits
+    ending: Ending
+    most: int
+    mark: str
+    end: str
+
+
+class _Renderer:
+    """One template, compiled."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        try:
+            self._template = _IMMUTABLE.from_string(source.template)
+        except MemoryError:
+            raise
+        except Exception as error:  # a compiler of foreign code; it may raise anything
+            raise Unrenderable(f"it does not compile: {_one_line(error)}") from error
+        text = source.template
+        for word in sorted([*source.controls, *source.markers], key=len, reverse=True):
+            if word:
+                text = text.replace(word, " ")
+        self._spellings = Spellings(source.controls, source.markers)
+        self._named = frozenset(re.findall(r"\w+", text))
+        self._marks = free_marks([source.template])
+        self._mutable: Template | None = None
+        self._dates = {n: d for n, d in _DATES.items() if re.search(rf"\b{n}\b", text)}
+        self._wants_functions = re.search(r"\bfunctions\b", text) is not None
+        self._writes_functions = _WRITES_FUNCTIONS.search(text) is not None
+        self._without_tools: list[Any] | None = None
+        self._refusals = Refusals()
+
+    def render(self, asked: Render, most: int) -> Rendered:
+        """Render a conversation, in the first shape in which the template takes it."""
+        _CLOCK.now = asked.now
+        messages = messages_from(asked.messages)
+        tools = [(name, text, json.loads(schema)) for name, text, schema in asked.tools]
+        arguments = json.loads(str(asked.arguments))
+        texts = [asked.messages, tools, arguments, str(asked.ending.reasoning)]
+        marks = free_marks(texts, self._marks)
+        if len(marks) < 2:
+            raise _TooMuch(
+                "of the hexagrams (U+4DC0 to U+4DFF), two of which are needed, all occur in the messages"
+            )
+        each = _Asked(
+            tools, arguments, Habits(*asked.habits), asked.ending, most, marks[0], marks[1]
+        )
+        text, reshaped = self._first(messages, each, reshapes=asked.reshapes)
+        return self._ended(text, messages, each, reshaped)
+
+    def _first(
+        self, messages: Sequence[Message], asked: _Asked, *, reshapes: bool
+    ) -> tuple[str, list[str]]:
+        """Return what the template writes, and what was changed for it."""
+        of_tools = OF_TOOLS if asked.tools else ()
+        may_change = (*(OF_MESSAGES if reshapes else ()), *of_tools)
+        reshaping = Reshaping(messages, self._refusals, may_change)
+        for kinds, shape in reshaping:
+            try:
+                text = self._run(shape, asked, kinds)
+            except _TooMuch:
+                raise
+            except Unrenderable as error:
+                reshaping.refused(str(error))
+            else:
+                reshaping.accepted()
+                return text, list(kinds)
+        raise Unrenderable(reshaping.reason)
+
+    def _run(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
+        try:
+            return self._written(messages, asked, kinds, self._without_tools)
+        except _TooMuch:
+            raise
+        except Unrenderable:
+            if asked.tools or self._without_tools is not None:
+                raise
+            text = self._written(messages, asked, kinds, [])
+        self._without_tools = []  # it goes through the tools without a look whether there are any
+        return text
+
+    def _written(
+        self,
+        messages: Sequence[Message],
+        asked: _Asked,
+        kinds: Kinds,
+        without_tools: list[Any] | None,
+    ) -> str:
+        variables = partial(self._variables, messages, asked, kinds, without_tools)
+        if self._mutable is not None:
+            return _generated(self._mutable, variables(), asked.most)
+        try:
+            return _generated(self._template, variables(), asked.most)
+        except _Insecure:
+            mutable = _MUTABLE.from_string(self._source.template)  # it changes lists: Kimi K2's
+            text = _generated(mutable, variables(), asked.most)
+        self._mutable = mutable
+        return text
+
+    def _variables(
+        self,
+        messages: Sequence[Message],
+        asked: _Asked,
+        kinds: Kinds,
+        without_tools: list[Any] | None,
+    ) -> dict[str, Any]:
+        found = [
+            self._marked_message(message, asked) for message in messages_of(messages, asked.habits)
+        ]
+        if asked.ending.continues:
+            kept = str(found[-1]["content"]).rstrip()
+            found[-1]["content"] = kept + asked.end + found[-1]["content"][len(kept) :]
+        if asked.habits.content_as_parts:
+            for message in found:
+                message["content"] = [{"type": "text", "text": message["content"] or ""}]
+        of_tools = [kind for kind in kinds if kind in OF_TOOLS]
+        tools = [tool_of(*self._marked(tool, asked.mark), kinds=of_tools) for tool in asked.tools]
+        today = datetime.fromtimestamp(_CLOCK.now)
+        return {
+            **{name: today.strftime(layout) for name, layout in self._dates.items()},
+            **self._marked(asked.arguments, asked.mark, self._named),
+            **self._functions_of(tools),
+            "messages": found,
+            "bos_token": self._source.bos_text,
+            "eos_token": self._source.eos_text,
+            "add_generation_prompt": asked.ending.prompts,
+            "tools": tools or without_tools,
+            "documents": None,
+        }
+
+    def _marked_message(self, message: dict[str, Any], asked: _Asked) -> dict[str, Any]:
+        """Return a message with marks, but for the markers around reasoning at the beginning of an answer.
+
+        The model wrote these as tokens, clients send them back, and templates look for them.
+        """
+        marked: dict[str, Any] = self._marked_document(message, asked.mark)
+        if (
+            message["role"] == "assistant"
+            and asked.ending.thought is not None
+            and message["content"]
+        ):
+            opened, closed = asked.ending.thought
+            head, _, rest = message["content"].partition(opened)
+            inside, found, behind = rest.partition(closed)
+            if found and not head.strip():
+                inner = self._marked([inside, behind], asked.mark)
+                marked["content"] = f"{head}{opened}{inner[0]}{closed}{inner[1]}"
+        return marked
+
+    def _marked_document(self, value: Any, mark: str, key: str = "") -> Any:
+        """Return a part of a message with marks: its keys and types are not the client's, but those of arguments are."""
+        if isinstance(value, dict) and key != "arguments":
+            return {
+                inner: self._marked_document(each, mark, inner) for inner, each in value.items()
+            }
+        if isinstance(value, list) and key != "arguments":
+            return [self._marked_document(each, mark) for each in value]
+        return value if key in ("role", "type") else self._marked(value, mark)
+
+    def _marked(self, value: Any, mark: str, named: Container[str] = _SCHEMA_WORDS) -> Any:
+        if isinstance(value, str):
+            return self._spellings.marked(value, mark, named)
+        if isinstance(value, dict):
+            marked = (self._marked(each, mark, named) for pair in value.items() for each in pair)
+            return dict(zip(marked, marked, strict=True))
+        if isinstance(value, list | tuple):
+            return [self._marked(inner, mark, named) for inner in value]
+        return value
+
+    def _functions_of(self, tools: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the tools under the older name, if the template names it.
+
+        Templates that write them out do so without a look whether there are any.
+        """
+        if not self._wants_functions or not (tools or self._writes_functions):
+            return {}
+        functions = [tool["function"] for tool in tools]
+        if not self._writes_functions:
+            return {"functions": functions}
+        return {
+            "functions": json.dumps(functions, ensure_ascii=False, indent=2) if functions else ""
+        }
+
+    def _ended(
+        self, written: str, messages: Sequence[Message], asked: _Asked, reshaped: Sequence[str]
+    ) -> Rendered:
+        """Return the prompt that ends as it is to, and what of it are control tokens."""
+        text, places = unmarked(in_utf8(written), (asked.mark, asked.end))
+        marks, ends, ending = places[asked.mark], places[asked.end], asked.ending
+        if ending.continues:
+            if not ends:
+                raise Unrenderable("it does not write the message that is to be continued")
+            space = messages[-1].content[len(messages[-1].content.rstrip()) :]
+            text = text[: ends[-1] + (len(space) if text.startswith(space, ends[-1]) else 0)]
+        thinking = False
+        if ending.thought is not None and not ending.continues:
+            opened, closed = ending.thought
+            last = len(text.rstrip())
+            thinking = text.endswith(opened, 0, last) and not any(
+                last - len(opened) < mark < last for mark in marks
+            )
+            if thinking and ending.closes:
+                line = "\n" if text.endswith("\n") else ""
+                text += f"{line}{closed}{line * 2}"
+                thinking = False
+            if ending.reasoning:
+                text += "" if thinking else f"{opened}\n"
+                marked = self._spellings.marked(str(ending.reasoning), asked.mark)
+                marks = [
+                    *marks,
+                    *(len(text) + at for at in unmarked(marked, [asked.mark])[1][asked.mark]),
+                ]
+                text += str(ending.reasoning)
+                thinking = True
+        return Rendered(
+            [part.encode() for part in slices(text)],
+            self._spellings.specials(text, marks),
+            self._spellings.cuts(text, marks),
+            list(map(str, reshaped)),
+            thinking,
+        )
+
+
+class _Insecure(Unrenderable):
+    """The sandbox refuses what the template does."""
+
+
+def _generated(template: Template, variables: dict[str, Any], most: int) -> str:
+    parts: list[str] = []
+    n = 0
+    try:
+        for part in template.generate(variables):
+            parts.append(part)
+            n += len(part)
+            if n > most:
+                raise _TooMuch(f"it writes more than {most:,} characters")
+    except (MemoryError, _TooMuch):
+        raise
+    except SecurityError as error:
+        raise _Insecure(_one_line(error)) from error
+    except Exception as error:  # foreign code; it may raise anything
+        raise Unrenderable(_one_line(error)) from error
+    return "".join(parts)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

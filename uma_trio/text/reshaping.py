@@ -1,0 +1,363 @@
+"""Conversations rewritten for chat templates that refuse them. Pure.
+
+Many templates accept only what their model was trained on: one system message at the start, roles
+that alternate, one call per message. A conversation that such a template refuses is rendered again in
+another shape. Roles and the cuts between messages change; texts stay, but for `DROP_TEXT`, which is
+the last resort.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import chain, groupby, takewhile
+from operator import is_
+from typing import Final
+
+from attrs import evolve
+
+from uma_trio.text.chat import Call, Message
+from uma_trio.text.slices import is_blank, json_text
+
+_SEPARATOR: Final = "\n\n"
+_MAX_ATTEMPTS: Final = 32
+_MAX_REMEMBERED: Final = 32
+_MAX_REASON: Final = 200
+_NUMBER: Final = re.compile(r"\d+")
+
+
+class Kind(StrEnum):
+    """What was changed in a conversation, in the order in which changes are tried and applied."""
+
+    #: System messages behind the first turn become user messages.
+    SYSTEM_TO_USER = "system-to-user"
+    #: Results that no message with calls precedes become user messages.
+    RESULT_TO_USER = "result-to-user"
+    #: Consecutive messages of the system, the user or the assistant become one.
+    JOIN = "joined"
+    #: A user message without text precedes an assistant message that would be the first turn.
+    EMPTY_USER = "empty-user"
+    #: An assistant message without text separates calls and results from the user message behind them.
+    EMPTY_ASSISTANT = "empty-assistant"
+    #: The system message becomes the beginning of the first user message.
+    SYSTEM_INTO_USER = "system-into-user"
+    #: A message without text and calls has a space as its content.
+    FILL_EMPTY = "filled-empty"
+    #: Parallel calls become consecutive ones, each followed by its result.
+    SPLIT_CALLS = "split-calls"
+    #: Arguments that are no JSON object become the value of one.
+    WRAP_ARGUMENTS = "wrapped-arguments"
+    #: Text beside calls becomes a message in front of them.
+    SPLIT_TEXT = "split-text"
+    #: Text beside calls is left out.
+    DROP_TEXT = "dropped-text"
+    #: Tools have the members that many templates read without a look.
+    COMPLETE_TOOLS = "completed-tools"
+    #: Each schema of a tool has one of JSON's types, and nothing that templates follow without an end.
+    SIMPLIFY_TOOLS = "simplified-tools"
+
+
+Kinds = tuple[Kind, ...]
+OF_TOOLS: Final = (Kind.COMPLETE_TOOLS, Kind.SIMPLIFY_TOOLS)
+"""What is changed not in messages but in tools, by :func:`.documents.tool_of`."""
+OF_MESSAGES: Final = tuple(kind for kind in Kind if kind not in OF_TOOLS)
+# Of which the second does more than the first.
+_INSTEAD: Final = {
+    Kind.DROP_TEXT: Kind.SPLIT_TEXT,
+    Kind.SIMPLIFY_TOOLS: Kind.COMPLETE_TOOLS,
+}
+
+
+class Refusals:
+    """Remembers by which changes each refusal of one template was overcome. Bounded; for any thread."""
+
+    def __init__(self) -> None:
+        self._cures: dict[str, Kinds] = {}
+
+    def cure(self, reason: str) -> Kinds:
+        """Return the changes that were accepted after this refusal; none if it is unknown."""
+        return self._cures.get(_key(reason), ())
+
+    def remember(self, reason: str, kinds: Kinds) -> None:
+        """Store which changes were accepted after a refusal of the unchanged conversation."""
+        key = _key(reason)
+        self._cures.pop(key, None)
+        self._cures[key] = kinds
+        for oldest in list(self._cures)[:-_MAX_REMEMBERED]:
+            self._cures.pop(oldest, None)
+
+
+class Reshaping:
+    """Iterates over the shapes in which a conversation is rendered until a template accepts one, by changes of `kinds`.
+
+    The unchanged conversation is the first, then what was accepted after the same refusal before. A
+    change that leads to another refusal than before has overcome the first one and is kept while the
+    next ones are tried; changes that only help together follow at the end. Call :meth:`refused` after
+    each shape that is refused, and :meth:`accepted` after the one that is rendered::
+
+        for kinds, shape in reshaping:
+            try:
+                prompt = render(shape)
+            except Refused as error:
+                reshaping.refused(str(error))
+            else:
+                reshaping.accepted()
+                return prompt, kinds
+        raise Refused(reshaping.reason)
+    """
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        refusals: Refusals | None = None,
+        kinds: Collection[Kind] = OF_MESSAGES,
+    ) -> None:
+        self._messages = tuple(messages)
+        self._kinds = tuple(kind for kind in Kind if kind in kinds)
+        self._refusals = Refusals() if refusals is None else refusals
+        self._tried: set[Kinds] = set()
+        self._current: Kinds = ()
+        self._latest = ""
+        #: Why the unchanged conversation was refused.
+        self.reason = ""
+
+    def __iter__(self) -> Iterator[tuple[Kinds, Sequence[Message]]]:
+        """Yield the kinds of changes and the messages, at most 32 times."""
+        yield from self._attempt(())
+        yield from self._attempt(self._refusals.cure(self.reason))
+        yield from self._one_by_one()
+        for end in range(2, len(self._kinds) + 1):
+            yield from self._attempt(self._kinds[:end])
+
+    def refused(self, reason: str) -> None:
+        """Note why the shape that was yielded last is refused."""
+        self._latest = reason
+        if not self._current:
+            self.reason = reason
+
+    def accepted(self) -> None:
+        """Note that the shape that was yielded last is rendered."""
+        if self._current:
+            self._refusals.remember(self.reason, self._current)
+
+    def _one_by_one(self) -> Iterator[tuple[Kinds, Sequence[Message]]]:
+        kept: Kinds = ()
+        reason: str | None = self.reason
+        n_left = _MAX_ATTEMPTS - len(self._kinds)
+        while reason is not None:
+            before, reason = reason, None
+            for kind in self._kinds:
+                if kind in kept or len(self._tried) >= n_left:
+                    continue
+                found = yield from self._attempt((*kept, kind))
+                if found is not None and _key(found) != _key(before):
+                    kept, reason = (*kept, kind), found
+                    break
+
+    def _attempt(
+        self, kinds: Iterable[Kind]
+    ) -> Generator[tuple[Kinds, Sequence[Message]], None, str | None]:
+        """Yield a shape; return why it is refused, None if it is no new one."""
+        applied, messages = reshaped(
+            self._messages, (kind for kind in kinds if kind in self._kinds)
+        )
+        if applied in self._tried:
+            return None
+        self._tried.add(applied)
+        self._current, self._latest = applied, ""
+        yield applied, messages
+        return self._latest
+
+
+def reshaped(messages: Sequence[Message], kinds: Iterable[Kind]) -> tuple[Kinds, Sequence[Message]]:
+    """Return messages after changes of some kinds, and which of them changed anything or are of tools."""
+    wanted = set(kinds)
+    wanted -= {less for more, less in _INSTEAD.items() if more in wanted}
+    applied: list[Kind] = []
+    for kind in Kind:
+        if kind not in wanted:
+            continue
+        if kind in OF_TOOLS:
+            applied.append(kind)
+            continue
+        changed = tuple(_CHANGES[kind](messages))
+        if len(changed) != len(messages) or not all(map(is_, changed, messages)):
+            applied.append(kind)
+            messages = changed
+    return tuple(applied), messages
+
+
+def _key(reason: str) -> str:
+    return _NUMBER.sub("0", reason[:_MAX_REASON])
+
+
+# --- changes: each returns the very messages that it does not change ---
+
+
+def _n_leading_systems(messages: Sequence[Message]) -> int:
+    return sum(1 for _ in takewhile(lambda message: message.role == "system", messages))
+
+
+def _system_to_user(messages: Sequence[Message]) -> Iterable[Message]:
+    n = _n_leading_systems(messages)
+    later = (
+        evolve(message, role="user") if message.role == "system" else message
+        for message in messages[n:]
+    )
+    return chain(messages[:n], later)
+
+
+def _result_to_user(messages: Sequence[Message]) -> Iterator[Message]:
+    has_call = False
+    for message in messages:
+        if message.role != "tool":
+            has_call = bool(message.calls)
+        yield message if has_call or message.role != "tool" else Message("user", message.content)
+
+
+def _join(messages: Sequence[Message]) -> Iterator[Message]:
+    for role, run in groupby(messages, key=lambda message: message.role):
+        same = list(run)
+        if role == "tool" or len(same) == 1:
+            yield from same
+            continue
+        yield evolve(
+            same[0],
+            content=_joined(message.content for message in same),
+            reasoning=_joined(message.reasoning for message in same),
+            calls=tuple(call for message in same for call in message.calls),
+        )
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return _SEPARATOR.join([text for text in texts if not is_blank(text)])
+
+
+def _empty_user(messages: Sequence[Message]) -> Iterable[Message]:
+    n = _n_leading_systems(messages)
+    if n == len(messages) or messages[n].role == "user":
+        return messages
+    return chain(messages[:n], [Message("user")], messages[n:])
+
+
+def _empty_assistant(messages: Sequence[Message]) -> Iterator[Message]:
+    is_open = False
+    for message in messages:
+        if is_open and message.role == "user":
+            yield Message("assistant")
+        yield message
+        is_open = message.role == "tool" or bool(message.calls)
+
+
+def _system_into_user(messages: Sequence[Message]) -> Iterable[Message]:
+    n = _n_leading_systems(messages)
+    if not n:
+        return messages
+    system = _joined(message.content for message in messages[:n])
+    if n < len(messages) and messages[n].role == "user":
+        first = evolve(messages[n], content=_joined([system, messages[n].content]))
+        return chain([first], messages[n + 1 :])
+    return chain([Message("user", system)], messages[n:])
+
+
+def _fill_empty(messages: Sequence[Message]) -> Iterator[Message]:
+    for message in messages:
+        is_empty = message.role != "tool" and not message.content and not message.calls
+        yield evolve(message, content=" ") if is_empty else message
+
+
+def _split_calls(messages: Sequence[Message]) -> Iterator[Message]:
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        if len(message.calls) < 2:
+            yield message
+            continue
+        results = list(takewhile(lambda each: each.role == "tool", _from(messages, at)))
+        at += len(results)
+        answers = _by_call(message.calls, results)
+        for number, call in enumerate(message.calls):
+            if number == 0:
+                yield evolve(message, calls=(call,))
+            else:
+                yield Message(message.role, calls=(call,))
+            yield from answers[number]
+
+
+def _from(messages: Sequence[Message], start: int) -> Iterator[Message]:
+    return (messages[at] for at in range(start, len(messages)))
+
+
+def _by_call(calls: Sequence[Call], results: Sequence[Message]) -> list[list[Message]]:
+    """Return the results of each call: by id, those of unknown ids in order."""
+    found: list[list[Message]] = [[] for _ in calls]
+    places: dict[str | None, deque[int]] = defaultdict(deque)
+    for number, call in enumerate(calls):
+        places[call.id].append(number)
+    unknown: list[Message] = []
+    for result in results:
+        same = places.get(result.call_id)
+        if not same:
+            unknown.append(result)
+            continue
+        found[same[0]].append(result)
+        if len(same) > 1:  # ids that are not unique: the next result is the next call's
+            same.popleft()
+    unanswered = iter([number for number, answers in enumerate(found) if not answers])
+    for result in unknown:
+        found[next(unanswered, len(calls) - 1)].append(result)
+    return found
+
+
+def _wrap_arguments(messages: Sequence[Message]) -> Iterator[Message]:
+    for message in messages:
+        calls = tuple(map(_wrapped, message.calls))
+        is_same = all(map(is_, calls, message.calls))
+        yield message if is_same else evolve(message, calls=calls)
+
+
+def _wrapped(call: Call) -> Call:
+    if is_blank(call.arguments) or _is_object(call.arguments):
+        return call
+    return evolve(call, arguments=json_text({"arguments": call.arguments}))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _split_text(messages: Sequence[Message]) -> Iterator[Message]:
+    for message in messages:
+        if not (message.calls and message.content):
+            yield message
+            continue
+        if not is_blank(message.content):
+            yield Message(message.role, message.content)
+        yield evolve(message, content="")  # the reasoning led to the calls, and stays with them
+
+
+def _drop_text(messages: Sequence[Message]) -> Iterator[Message]:
+    for message in messages:
+        yield evolve(message, content="") if message.calls and message.content else message
+
+
+_CHANGES: Final[Mapping[Kind, Callable[[Sequence[Message]], Iterable[Message]]]] = {
+    Kind.SYSTEM_TO_USER: _system_to_user,
+    Kind.RESULT_TO_USER: _result_to_user,
+    Kind.JOIN: _join,
+    Kind.EMPTY_USER: _empty_user,
+    Kind.EMPTY_ASSISTANT: _empty_assistant,
+    Kind.SYSTEM_INTO_USER: _system_into_user,
+    Kind.FILL_EMPTY: _fill_empty,
+    Kind.SPLIT_CALLS: _split_calls,
+    Kind.WRAP_ARGUMENTS: _wrap_arguments,
+    Kind.SPLIT_TEXT: _split_text,
+    Kind.DROP_TEXT: _drop_text,
+}
