@@ -42,7 +42,7 @@ ALLOWED = {
         *("yaml", "uma_trio.config", "uma_trio.spelling", "uma_trio.sockets.path"),
     },
     "uma_trio.models": set(),
-    "uma_trio.library": {"attrs", "uma_trio.spelling"},
+    "uma_trio.library": {"attrs", "uma_trio.saying", "uma_trio.spelling"},
     "uma_trio.costing": {
         *("attrs", "numpy", "msgspec"),
         *("uma_trio.backend.base", "uma_trio.machine", "uma_trio.policy", "uma_trio.telemetry"),
@@ -75,8 +75,11 @@ ALLOWED = {
     "uma_trio.confined": {"msgspec"},
     "uma_trio.backend": {
         *("attrs", "numpy", "uma_trio.telemetry", "uma_trio.sizes", "uma_trio.spelling"),
+        "uma_trio.saying",
     },
-    "uma_trio.backend.llama": {"attrs", "numpy", "uma_trio.backend", "uma_trio.sizes"},
+    "uma_trio.backend.llama": {
+        *("attrs", "numpy", "uma_trio.backend", "uma_trio.saying", "uma_trio.sizes"),
+    },
     "uma_trio.engine": {
         "uma_trio.words",
         *("attrs", "numpy", "uma_trio.text", "uma_trio.telemetry"),
@@ -182,6 +185,8 @@ PREFIX_ROOMS = {
 }
 
 THREADS = {
+    "uma_trio.backend.gguf_header",  # heads are known to all threads
+    "uma_trio.backend.llama_probe",  # so are the answers of probes; and a probe shows that it lives
     "uma_trio.backend._llama_parts",  # an encoder's step waits in a thread of its own between two parts
     "uma_trio.backend.polite",  # a thread has a niceness that it keeps
     "uma_trio.engine.inbox",  # the engine sleeps on its door

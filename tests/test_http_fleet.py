@@ -227,7 +227,7 @@ async def test_a_daemon_is_ready_while_its_engine_answers(autojump_clock: MockCl
     """`/health` says whether the process lives; with `?ready` an engine that hangs counts, too."""
     async with http_house() as daemon:
         assert (await daemon.ask("GET", "/health?ready")).status == 200
-        pulse = daemon.inner.service.pulse
+        pulse = daemon.inner.service.default.pulse
 
         async def silent() -> None:
             await trio.sleep_forever()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from inspect import isawaitable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from attrs import define, evolve, field
 from trio.testing import MockClock
 
 from uma_trio.backend.base import ModelError
+from uma_trio.backend.llama_probe import Untried
 from uma_trio.backend.needs import OURS, Estimate, Needs
 from uma_trio.config.options import Config
 from uma_trio.keeper import keeper, room, trial
@@ -26,6 +29,7 @@ from uma_trio.service.variants import by_name
 
 GIB = 1 << 30
 LOAD_S = 1.0
+PROBE_S = 0.8
 
 
 @define
@@ -42,6 +46,27 @@ class Shelf:
     broken: dict[str, Exception] = field(factory=dict)
     tried: list[str] = field(factory=list)
     times: list[float] = field(factory=list)
+    damaged: set[str] = field(factory=set)
+    untried: set[str] = field(factory=set)
+    probes: list[str] = field(factory=list)
+
+    def recall(self, look: Callable[[Entry], Any], entry: Entry) -> Any:
+        """Return what is known of a model without a process of its own: nothing of one that is untried."""
+        if entry.names[0] in self.untried:
+            raise Untried
+        return look(entry)
+
+    async def probe(self, look: Callable[[Entry], Any], entry: Entry) -> None:
+        """Find out about a model in a second, in a process that cannot be seen here."""
+        self.probes.append(entry.names[0])
+        await trio.sleep(PROBE_S)
+        self.untried.discard(entry.names[0])
+        look(entry)
+
+    def compute(self, config: Config) -> None:
+        """Compute two tokens of a model, which fails if it is damaged."""
+        if config.alias[0] in self.damaged:
+            raise ModelError("GGML_ASSERT(eps >= 0.0f) failed")
 
     def entry(self, name: str) -> Entry:
         """Return the entry of a model."""
@@ -53,9 +78,11 @@ class Shelf:
         """Ask a model, which answers for so long; return what it is called."""
         served = await self.keeper.ready(self.entry(name))
         end = served.uses.begin()
-        if seconds:
-            await trio.sleep(seconds)
-        end()
+        try:
+            if seconds:
+                await trio.sleep(seconds)
+        finally:
+            end()
         return str(served.bounds.model)
 
     @property
@@ -70,9 +97,10 @@ async def no_records(_served: Any) -> None:
 
 
 async def at_once(function: Callable[..., Any], *arguments: Any, **_options: Any) -> Any:
-    """Call a function without a thread."""
+    """Call a function without a thread; one that takes a while sleeps instead."""
     await trio.lowlevel.checkpoint()
-    return function(*arguments)
+    found = function(*arguments)
+    return await found if isawaitable(found) else found
 
 
 async def let_go_slowly(_deployment: Any) -> None:
@@ -88,7 +116,8 @@ async def shelf(
     names = ("a", "b", "c")
     base = evolve(Config(load="on-demand", model_ttl_s=ttl_s), **changes)
     entries = [Entry(evolve(base, alias=(name,))) for name in names]
-    service = SimpleNamespace(removed=[])
+    service = SimpleNamespace(removed=[], debts={})
+    service.charge = lambda payer, seconds: service.debts.update({payer: seconds})
     service.remove = service.removed.append
     service.keep_records = no_records
     made: Any = None
@@ -137,8 +166,13 @@ async def shelf(
     made = Shelf(kept, free, service)
     needs = Needs(4096, own=2 * GIB - OURS, mapped=0, kv=0, compute=0)
     monkeypatch.setattr(trial, "estimate", lambda _config: Estimate(needs, needs, (needs,)))
+    monkeypatch.setattr(trial, "try_computing", made.compute)
     monkeypatch.setattr(room, "available_memory", lambda: made.free)
     monkeypatch.setattr(keeper, "load", load)
+    for module in (keeper, room):
+        monkeypatch.setattr(module, "collect", lambda: None)  # of all objects of all tests
+    monkeypatch.setattr(keeper, "recalled", made.recall)
+    monkeypatch.setattr(keeper, "probed", made.probe)
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # the clock cannot see threads
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)
@@ -182,9 +216,10 @@ async def test_readers_are_told_when_a_model_is_tried_and_loaded(
         nursery.start_soon(models.ask, "a", 60.0)
         await trio.sleep(LOAD_S + 1)
         models.times.clear()
+        models.untried.add("b")
         await models.ask("b")
         tried, was_tried, began, ended = models.times
-        assert was_tried - tried < 1
+        assert was_tried - tried == pytest.approx(PROBE_S)
         assert began - was_tried > 50
         assert ended - began == pytest.approx(LOAD_S)
 
@@ -575,3 +610,203 @@ async def test_a_model_with_work_for_ever_gives_way(
         await trio.sleep(10)
         assert len(ended) > before  # a was loaded again
         nursery.cancel_scope.cancel()
+
+
+def needing(models: Shelf, monkeypatch: pytest.MonkeyPatch, **gib: int) -> None:
+    """Have models need so many GiB of memory, and take 2 of them when they are loaded."""
+
+    def estimate(config: Config) -> Estimate:
+        needs = Needs(4096, own=gib[config.alias[0]] * GIB - OURS, mapped=0, kv=0, compute=0)
+        return Estimate(needs, needs, (needs,))
+
+    monkeypatch.setattr(trial, "estimate", estimate)
+
+
+async def test_a_model_that_fits_does_not_wait_for_one_that_does_not(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """The latter waits for the memory of a model with one long answer."""
+    async with shelf(monkeypatch, 5 * GIB) as models, trio.open_nursery() as nursery:
+        needing(models, monkeypatch, a=2, b=4, c=2)
+        nursery.start_soon(models.ask, "a", 300.0)
+        await trio.sleep(2)
+        nursery.start_soon(models.ask, "b")
+        await trio.sleep(1)
+        began = trio.current_time()
+        await models.ask("c")
+        assert trio.current_time() - began == pytest.approx(LOAD_S, abs=0.2)
+        assert models.entry("a").deployment is not None
+        await trio.sleep(320)
+        assert models.loads == ["a", "c", "b"]
+
+
+async def test_an_idle_model_stays_while_its_memory_alone_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """It answers while another one waits for a busy model's memory besides."""
+    async with shelf(monkeypatch, 6 * GIB) as models, trio.open_nursery() as nursery:
+        needing(models, monkeypatch, a=2, b=6, c=2)
+        nursery.start_soon(models.ask, "a", 300.0)
+        await models.ask("c")
+        await trio.sleep(60)
+        nursery.start_soon(models.ask, "b")
+        await trio.sleep(8)
+        assert models.entry("c").state == "loaded"
+        began = trio.current_time()
+        await models.ask("c")
+        assert trio.current_time() - began < 1
+        await trio.sleep(300)
+        assert models.loaded == ["b"]
+
+
+async def test_who_does_not_fit_beside_a_model_that_is_being_loaded_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Its memory is not free, and it cannot be unloaded yet: that is no reason to refuse."""
+    async with shelf(monkeypatch, 2 * GIB) as models, trio.open_nursery() as nursery:
+        real = room.available_memory
+        nursery.start_soon(models.ask, "a")
+        await trio.sleep(LOAD_S / 2)
+        monkeypatch.setattr(
+            room, "available_memory", lambda: 0 if models.entry("a").state == "loading" else real()
+        )
+        assert await models.ask("b") == "b"
+        assert models.loads == ["a", "b"]
+
+
+async def test_those_who_ask_and_leave_share_one_trial(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """It runs to its end, and is charged to the first of them, who may never ask again; the model is not loaded for nobody."""
+    async with shelf(monkeypatch, 4 * GIB) as models:
+        models.untried.add("a")
+        for _ in range(20):
+            with trio.move_on_after(0.03):
+                await models.keeper.ready(models.entry("a"), "mallory")
+        assert models.probes == ["a"]
+        assert models.entry("a").state == "loading"
+        await trio.sleep(PROBE_S)
+        assert (models.entry("a").state, models.loads) == ("unloaded", [])
+        assert models.service.debts == {"mallory": pytest.approx(PROBE_S)}
+        await models.ask("a")
+        assert (models.probes, models.loads) == (["a"], ["a"])
+
+
+async def test_who_asks_again_during_a_trial_gets_the_model(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """One who left has ended nothing for others."""
+    async with shelf(monkeypatch, 4 * GIB) as models:
+        models.untried.add("a")
+        with trio.move_on_after(PROBE_S / 2):
+            await models.ask("a")
+        assert await models.ask("a") == "a"
+        assert (models.probes, models.loads) == (["a"], ["a"])
+
+
+async def test_a_refusal_counts_also_when_everybody_has_left(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """So that a damaged file is not tried anew by each who asks and leaves."""
+    async with shelf(monkeypatch, 4 * GIB) as models:
+        models.untried.add("a")
+        models.damaged.add("a")
+        monkeypatch.setattr(trial, "estimate", models.compute)
+        with trio.move_on_after(PROBE_S / 2):
+            await models.ask("a")
+        await trio.sleep(PROBE_S)
+        assert models.entry("a").state == "failed"
+        with pytest.raises(Refusal, match="GGML_ASSERT"):
+            await models.ask("a")
+        assert models.probes == ["a"]
+
+
+async def test_one_trial_at_a_time_delays_only_those_who_need_one(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A model whose files are known is loaded while the files of another are looked at."""
+    async with shelf(monkeypatch, 8 * GIB) as models, trio.open_nursery() as nursery:
+        models.untried |= {"a", "b"}
+        nursery.start_soon(models.ask, "a")
+        await trio.sleep(0.1)
+        nursery.start_soon(models.ask, "b")
+        await trio.sleep(0.1)
+        assert models.probes == ["a"]
+        with trio.fail_after(LOAD_S + 0.2):
+            await models.ask("c")
+        await trio.sleep(5)
+        assert models.probes == ["a", "b"]
+        assert sorted(models.loads) == ["a", "b", "c"]
+
+
+async def test_a_model_that_is_known_to_assert_unloads_nobody(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Whoever asks for it reads why."""
+    async with shelf(monkeypatch, 2 * GIB) as models:
+        models.damaged.add("b")
+        await models.ask("a")
+        await trio.sleep(60)
+        with pytest.raises(Refusal, match="GGML_ASSERT") as refused:
+            await models.ask("b")
+        assert refused.value.code == "E_MODEL_001"
+        assert models.loaded == ["a"]
+
+
+async def test_a_file_that_is_replaced_while_it_waits_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """What is loaded is the file that was tried, and room is made for that."""
+    async with shelf(monkeypatch, 4 * GIB) as models, trio.open_nursery() as nursery:
+        nursery.start_soon(models.ask, "a", 20.0)
+        nursery.start_soon(models.ask, "c", 20.0)
+        await trio.sleep(3)
+        nursery.start_soon(models.ask, "b")
+        await trio.sleep(1)
+        needing(models, monkeypatch, a=2, b=4, c=2)
+        await trio.sleep(60)
+        assert models.loaded == ["b"]
+
+
+async def test_an_unloading_is_finished_while_the_daemon_ends(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """What was opened for the model is closed: its memory, and its trace."""
+    async with shelf(monkeypatch, 4 * GIB) as models:
+        await models.ask("a")
+        entry = models.entry("a")
+        monkeypatch.setattr(models.keeper, "_let_go", let_go_slowly)
+        with trio.move_on_after(0.1):
+            await models.keeper.unload(entry)
+        assert entry.held is not None  # whoever ends the daemon could close it
+    assert (models.free, entry.held, entry.state) == (4 * GIB, None, "unloaded")
+
+
+async def test_the_loader_is_charged_also_for_a_load_that_fails(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """The machine was taken from the others all the same."""
+    async with shelf(monkeypatch, 4 * GIB) as models:
+        models.broken["a"] = ModelError("the file is damaged.")
+        with pytest.raises(Refusal):
+            await models.keeper.ready(models.entry("a"), "eve")
+        assert models.service.debts == {"eve": pytest.approx(LOAD_S)}
+
+
+async def test_each_loading_has_a_trace_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """That of the loading before is not lost."""
+    found: list[Path | None] = []
+    async with shelf(monkeypatch, 4 * GIB, trace=tmp_path / "t.jsonl") as models:
+        real = keeper.load
+
+        async def noted(config: Config, *rest: Any, **more: Any) -> Any:
+            found.append(config.trace)
+            return await real(config, *rest, **more)
+
+        monkeypatch.setattr(keeper, "load", noted)
+        for _ in range(3):
+            await models.ask("a")
+            await models.keeper.unload(models.entry("a"))
+    assert [path.name for path in found if path] == ["t.jsonl", "t-2.jsonl", "t-3.jsonl"]

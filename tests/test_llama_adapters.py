@@ -98,6 +98,23 @@ def test_a_variant_outlives_the_model_that_it_was_made_from(folder: Path) -> Non
     variant.close()
 
 
+def test_a_file_that_was_replaced_is_another_adapter(
+    base: LlamaBackend, folder: Path, tmp_path: Path
+) -> None:
+    """Contexts that have the earlier one compute with that one on."""
+    file = tmp_path / "x.gguf"
+    file.write_bytes((folder / "one.gguf").read_bytes())
+    earlier = base.variant([Adapter("x", file, 1.0)])
+    one = logits(earlier)
+    write_adapter(tmp_path / "new.gguf", seed=2).replace(file)
+    later = base.variant([Adapter("x", file, 1.0)])
+    two = base.variant(adapters(folder, ("two", 1.0)))
+    assert np.array_equal(logits(later), logits(two))
+    assert np.array_equal(logits(earlier), one)
+    for each in (earlier, later, two):
+        each.close()
+
+
 def broken(folder: Path, **changed: object) -> Path:
     """Write an adapter that is wrong in one way."""
     path = folder / "broken.gguf"

@@ -14,13 +14,15 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 
 
+from damage_kit import with_float
+
 from models.encoders import EncoderShape, write_encoder
 from models.synthetic import PRESETS, write_model
 from uma_trio import wiring_encoders
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend.base import FloatArray, IntArray, ModelError
 from uma_trio.backend.llama_encoder import LlamaEncoder
-from uma_trio.backend.llama_probe import probe
+from uma_trio.backend.llama_probe import probe, try_computing
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.wiring import gives_of
@@ -277,20 +279,27 @@ def test_a_damaged_file_ends_the_probe_and_nothing_else(folder: Path) -> None:
     whole = write_encoder(folder / "encoder.gguf").read_bytes()
     cut = folder / "cut.gguf"
     cut.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError, match="data is not within the file bounds"):
+    with pytest.raises(ModelError, match="is truncated"):
         probe(cut)
     with pytest.raises(ModelError, match="no encoder"):
         probe(write_model(folder / "writes.gguf", PRESETS["tiny"]))
-    with pytest.raises(ModelError, match="cannot load"):
+    with pytest.raises(ModelError, match="no model file"):
         probe(folder / "missing.gguf")
 
 
-def test_a_file_that_ends_llama_cpps_process_is_an_error(folder: Path) -> None:
-    """A vocabulary with the same token twice trips an assertion in llama.cpp."""
-    path = write_encoder(folder / "twice.gguf")
-    path.write_bytes(path.read_bytes().replace(b"[SEP]", b"[CLS]", 1))
-    with pytest.raises(ModelError, match="ended its process"):
-        probe(path)
+def test_an_encoder_that_asserts_while_it_computes_is_an_error(folder: Path) -> None:
+    """Its file is sound for all that only loads it."""
+    path = write_encoder(folder / "negative.gguf")
+    with_float(path, "layer_norm_epsilon", -1.0)
+    assert probe(path).own > 0
+    with pytest.raises(ModelError, match=r"GGML_ASSERT\(eps"):
+        try_computing(path, None)
+
+
+def test_a_sound_encoder_computes(folder: Path) -> None:
+    """With a cache and without one, and as a reranker."""
+    for shape in (EncoderShape(), EncoderShape(pooling="rank")):
+        try_computing(write_encoder(folder / f"{shape.pooling}.gguf", shape), None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
@@ -16,11 +18,34 @@ from inline_kit import Wakeup, run_inline
 from net_kit import TICK_S, at_once
 from trio.testing import MockClock
 
-from uma_protocol import Cancel, Eos, Error, Loading, LoadModel, LoraScale, Ok, UnloadModel
+from uma_protocol import (
+    Cancel,
+    Connection,
+    Embed,
+    Eos,
+    Error,
+    Explain,
+    Explanation,
+    Generate,
+    GetMetrics,
+    ListSessions,
+    Loading,
+    LoadModel,
+    LoraScale,
+    Ok,
+    Prefix,
+    Prefixes,
+    Role,
+    Sessions,
+    SetPriority,
+    Token,
+    UnloadModel,
+)
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.config.options import Config
+from uma_trio.engine.inbox import QueueFull
 from uma_trio.http.fields import Body
 from uma_trio.http.loading import EVENTS, Duration, keep_alive_of, model_for
 from uma_trio.keeper import keeper, room, trial
@@ -109,6 +134,7 @@ async def loading_house(
         needs = Needs(4096, own=1, mapped=0, kv=0, compute=0)
         known = Estimate(needs, needs, (needs,))
         monkeypatch.setattr(trial, "estimate", lambda _config: known)
+        monkeypatch.setattr(trial, "try_computing", lambda _config: None)
         monkeypatch.setattr(room, "available_memory", lambda: None)
         monkeypatch.setattr(keeper, "load", load)
         monkeypatch.setattr(trio.to_thread, "run_sync", run_at_once)
@@ -597,3 +623,176 @@ async def test_a_daemon_without_a_loaded_model_is_well(
         answer = await daemon.house.ask("POST", "/v1/completions", ASKED)
         assert answer.status == 200
         assert first.state == "loaded"
+
+
+@pytest.mark.parametrize(
+    ("question", "code"),
+    [
+        (LoadModel("nope"), "E_MODEL_002"),
+        (LoadModel("code"), "E_MODEL_001"),
+        (UnloadModel("nope"), "E_MODEL_002"),
+        (UnloadModel("fake"), "E_MODEL_003"),
+        (UnloadModel("code"), None),
+        (Prefix(action="pin"), "E_PROTO_003"),
+        (Prefix(action="pin", session="none"), None),
+        (Prefix(action="list"), None),
+        (Prefix(action="clear"), None),
+        (Cancel(request=99_999), "E_PROTO_005"),
+        (SetPriority(request=99_999, priority="background"), "E_PROTO_005"),
+        (SetPriority(id="r", priority="background"), None),
+        (Explain(request=99_999), "E_PROTO_005"),
+        (Explain(), None),
+        (ListSessions(), None),
+        (ListSessions(ticks=5), None),
+        (GetMetrics(), None),
+        (GetMetrics(interval_ms=500), "E_PROTO_007"),
+        (Generate(id="second", prompt="x"), "E_PROTO_004"),
+        (Generate(id="second", prompt="x", model="nope"), "E_PROTO_004"),
+        (Embed(id="second", input=("x",)), "E_PROTO_004"),
+    ],
+    ids=str,
+)
+async def test_a_question_beside_a_request_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: MockClock,
+    question: Any,
+    code: str | None,
+) -> None:
+    """Whether it is answered or refused: fatal is a fault of what runs, or of the connection itself."""
+    async with loading_house(monkeypatch) as daemon:
+        daemon.error = ModelError("the file is damaged.")
+        inner = daemon.house.inner
+        client = inner.connect()
+        await client.ask(prompt="hello", max_tokens=400, ignore_eos=True, pace="asap")
+        await client.until(Token)
+        if isinstance(question, Generate | Embed):  # which no client of ours would send
+            await client.send_bytes(Connection(Role.CLIENT).send(question))
+        else:
+            await client.send(question)
+        eos = await client.until(Eos)
+        assert (eos.reason, eos.usage.completion_tokens) == ("length", 400)
+        errors = [event for event in client.events if isinstance(event, Error)]
+        assert [(one.code, one.fatal) for one in errors] == (
+            [] if code is None else [(code, False)]
+        )
+        assert inner.log.faults == []
+
+
+@pytest.mark.parametrize("question", [LoadModel("nope"), Prefix(action="pin")], ids=str)
+async def test_a_refused_question_alone_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, question: Any
+) -> None:
+    """A client that waits for the end of an answer would wait for ever."""
+    async with loading_house(monkeypatch) as daemon:
+        client = daemon.house.inner.connect()
+        await client.send(question)
+        (error,) = await client.rest()
+        assert isinstance(error, Error)
+        assert error.fatal
+
+
+@pytest.mark.parametrize("path", ["/events", "/events?model=fake", "/events?ticks=1&model=code"])
+async def test_watchers_and_lists_outlive_an_unloading(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, path: str
+) -> None:
+    """Of whatever model they are: what ends is one engine among several."""
+    async with loading_house(monkeypatch) as daemon, trio.open_nursery() as nursery:
+        house, ends = daemon.house, list[object]()
+        await house.ask("POST", "/v1/completions", {**ASKED, "model": "code"})
+
+        async def watch() -> None:
+            client = house.connect()
+            await client.send("GET", path)
+            ends.append((await client.head()).status)
+            try:
+                while await client.piece():
+                    pass
+                ends.append("clean")
+            except Exception as error:
+                ends.append(error)
+
+        async def look() -> None:
+            client = house.inner.connect()
+            while True:
+                for asked in ("/slots", "/metrics", "/metrics/router", "/health?ready", "/explain"):
+                    answer = await house.ask("GET", asked)
+                    assert answer.status == 200, (asked, answer.body)
+                for question, kind in (
+                    (ListSessions(), Sessions),
+                    (Explain(), Explanation),
+                    (Prefix(action="list"), Prefixes),
+                ):
+                    await client.send(question)
+                    await client.until(kind)
+
+        nursery.start_soon(watch)
+        nursery.start_soon(look)
+        for n in range(8):
+            await house.ask("POST", "/v1/completions", {**ASKED, "model": "code"})
+            nursery.start_soon(
+                house.ask, "POST", "/v1/completions", {**ASKED, "model": "fake", "max_tokens": 90}
+            )
+            await trio.sleep(0.3 + 0.017 * n)
+            assert (await house.ask("POST", "/unload", {"model": "code"})).status == 200
+        assert ends == [200]
+        nursery.cancel_scope.cancel()
+
+
+async def test_ticks_of_a_model_that_was_loaded_again_are_told(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """They are counted from the first one again."""
+    async with loading_house(monkeypatch) as daemon, trio.open_nursery() as nursery:
+        house, told = daemon.house, list[int]()
+        answer = {**ASKED, "model": "code", "max_tokens": 60}
+        await house.ask("POST", "/v1/completions", answer)
+
+        async def watch() -> None:
+            client = house.connect()
+            await client.send("GET", "/events?ticks=1&model=code")
+            await client.head()
+            while piece := await client.piece():
+                for line in piece.decode().splitlines():
+                    if line.startswith("data: "):
+                        told.extend(tick[0] for tick in json.loads(line[6:]).get("ticks", ()))
+
+        nursery.start_soon(watch)
+        await trio.sleep(2)
+        await house.ask("POST", "/v1/completions", answer)
+        await trio.sleep(2)
+        assert told[-1] > 60
+        await house.ask("POST", "/v1/completions", {**answer, "max_tokens": 20, "model": "fake"})
+        await house.ask("POST", "/unload", {"model": "code"})
+        await trio.sleep(6)
+        told.clear()
+        await house.ask("POST", "/v1/completions", answer)
+        await trio.sleep(2)
+        assert told == [*range(told[0], told[0] + len(told))]
+        assert told[0] <= 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_request_that_the_queue_refuses_pays_nothing(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """What its user owes is charged to the next one; of several choices only once."""
+    async with loading_house(monkeypatch) as daemon:
+        inner = daemon.house.inner
+        inbox, user = inner.service.default.inbox, f"uid {os.getuid()}"
+        sent: list[float] = []
+        real = inbox.submit
+
+        def full(*_messages: object) -> None:
+            raise QueueFull(9, 1.0)
+
+        def taken(*messages: Any) -> None:
+            sent.extend(one.owes_s for one in messages)
+            real(*messages)
+
+        inner.service.charge(user, 7.5)
+        monkeypatch.setattr(inbox, "submit", full)
+        assert (await daemon.house.ask("POST", "/v1/completions", ASKED)).status == 429
+        assert inner.service.debts == {user: 7.5}
+        monkeypatch.setattr(inbox, "submit", taken)
+        answer = await daemon.house.ask("POST", "/v1/completions", {**ASKED, "n": 2})
+        assert (answer.status, sent, inner.service.debts) == (200, [7.5, 0.0], {})

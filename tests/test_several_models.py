@@ -76,6 +76,7 @@ async def two_models() -> AsyncIterator[Two]:
                     n_ctx_seq=512,
                     n_vocab=backend.model.n_vocab,
                     aliases=("small", "code.file"),
+                    from_file=("code.file",),
                 ),
                 front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
                 inbox=bench.inbox,

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import frozen
 
 from uma_trio.backend.base import Adapter
 from uma_trio.config.adapters import AdapterSpec, adapter_spec
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.settings import load
 from uma_trio.service.ask import Refusal
+from uma_trio.service.choice import called
 from uma_trio.service.variants import by_list, by_name, name_of
 
 KNOWN = (Adapter("polite", Path("p.gguf"), 1.0), Adapter("terse", Path("t.gguf"), 0.5))
@@ -125,3 +127,58 @@ def test_a_list_that_says_nothing_is_refused(asked: list[dict[str, Any]]) -> Non
     with pytest.raises(Refusal) as refused:
         by_list(asked, KNOWN)
     assert refused.value.field == "lora"
+
+
+@frozen
+class Model:
+    """A model as a name finds it."""
+
+    configured: tuple[str, ...]
+    files: tuple[str, ...]
+    gives: Any = "text"
+    hidden: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of its names."""
+        return (*self.configured, *self.files)
+
+
+THIEF = Model(("thief", "chat:terse"), ("chat", "base", "chat:polite", "v"))
+CHAT = Model(("chat",), ("base",))
+VECTORS = Model(("v",), ("base", "chat"), "vectors")
+VARIANT = Model((), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "gives", "model"),
+    [
+        ("thief", None, THIEF),
+        ("chat", None, CHAT),
+        ("chat:latest", None, CHAT),
+        ("chat", "vectors", CHAT),
+        ("v", "text", VECTORS),
+        ("base", None, THIEF),
+        ("base", "vectors", VECTORS),
+        ("base:latest", "vectors", VECTORS),
+        ("chat:polite", None, VARIANT),
+        ("chat:terse", None, THIEF),
+        ("nobody", None, None),
+    ],
+)
+def test_a_name_is_looked_for_among_configured_names_first(
+    name: str, gives: Any, model: Model | None
+) -> None:
+    """Those of variants included: a name in a file is the last thing that counts, and no adapter is looked for twice."""
+
+    def variant(asked: str, bases: Any) -> Model | None:
+        adapters = asked.rpartition(":")[2]
+        if CHAT not in bases or adapters == "latest":
+            return None
+        if adapters not in ("polite", "terse"):
+            raise Refusal("E_MODEL_002", f"no adapter is called {adapters}")  # type: ignore[arg-type]
+        return VARIANT
+
+    assert called(name, (THIEF, CHAT, VECTORS), gives, variant) is model
+    with pytest.raises(Refusal, match="no adapter is called rude"):
+        called("chat:rude", (THIEF, CHAT, VECTORS), gives, variant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,9 +17,6 @@ from uma_trio.backend.base import Adapter, ModelError
 from uma_trio.keeper import trial
 from uma_trio.service.ask import Refusal
 
-TRIED: list[str] = []
-"""The adapters that were tried with a model, in order."""
-
 
 @asynccontextmanager
 async def adapted(
@@ -28,13 +26,11 @@ async def adapted(
 
     def try_adapters(_config: object, adapters: Sequence[Adapter]) -> None:
         for each in adapters:
-            TRIED.append(each.name)
             if each.name in bad:
                 raise ModelError(f"llama.cpp cannot load the adapter {each.path}.")
 
     monkeypatch.setattr(trial, "variant_estimate", lambda config: trial.estimate(config))  # noqa: PLW0108 - it is replaced later
     monkeypatch.setattr(trial, "try_adapters", try_adapters)
-    TRIED.clear()
     lora = ("x=x.gguf", "y=y.gguf:0.5", "z=z.gguf")
     options = {"lora": lora, "lora_contexts": 2, **changes}
     async with shelf(monkeypatch, 64 * GIB, **options) as models:
@@ -77,16 +73,6 @@ async def test_prefixes_of_an_adapter_that_was_replaced_are_dropped(
             await models.ask("a:x")
             assert await models.keeper.unload(models.entry("a:x"))
         assert given[1:] == [None, kept, None]
-
-
-async def test_an_adapter_is_tried_once_with_its_model(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    """Whatever scales are asked for: who asks for many does not keep other models waiting for trials."""
-    async with adapted(monkeypatch) as models:
-        for name in ("a:x", "a:x=0.3", "a:x=0.4+y", "b:x"):
-            await models.ask(name)
-        assert TRIED == ["x", "y", "x"]
 
 
 async def test_there_are_no_more_variants_than_contexts(
@@ -198,3 +184,88 @@ async def test_a_variant_does_not_wait_for_the_memory_of_its_own_model(
             await models.ask("a:x")
         await trio.sleep(5)
         assert await models.ask("b") == "b"
+
+
+async def test_a_model_goes_with_its_variants_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """A variant has the time of its model, and a request of one is a request of the other."""
+    async with adapted(monkeypatch, model_ttl_s=60.0) as models:
+        await models.ask("a")
+        await models.ask("a:x")
+        await trio.sleep(50)
+        await models.ask("a:y")
+        await trio.sleep(50)
+        assert models.loaded == ["a", "a:y"]
+        await trio.sleep(15)
+        assert models.loaded == []
+
+
+async def test_a_model_that_a_request_keeps_is_kept_with_its_variants(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """So is one that is pinned; a variant may be kept for a time of its own."""
+    async with adapted(monkeypatch, model_ttl_s=None) as models:
+        await models.ask("a:x")
+        await models.ask("a:y")
+        models.keeper.keep(models.entry("a"), 30.0)
+        models.keeper.keep(models.entry("a:x"), 5.0)
+        await trio.sleep(10)
+        assert models.loaded == ["a", "a:y"]
+        await trio.sleep(25)
+        assert models.loaded == []
+
+
+async def test_variants_of_two_models_that_need_each_others_memory_are_both_loaded(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """None holds its model while it waits."""
+    async with adapted(monkeypatch) as models, trio.open_nursery() as nursery:
+        models.free = 4 * GIB
+        with trio.fail_after(300):
+            async with trio.open_nursery() as asking:
+                for name in ("a:x", "b:x"):
+                    asking.start_soon(models.ask, name)
+        nursery.cancel_scope.cancel()
+    assert {"a:x", "b:x"} <= set(models.loads)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_is_asked_at_once_is_answered_within_its_memory(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, seed: int
+) -> None:
+    """Models, variants, trials, clients that leave, unloads by name: memory for two models at most."""
+    rng = random.Random(seed)
+    async with adapted(monkeypatch, model_ttl_s=rng.choice([None, 5.0])) as models:
+        models.free = rng.choice([2, 4]) * GIB  # in which a variant has the context of a model
+        models.untried |= {"b", "c"}
+        least = models.free
+        names = ["a", "b", "c", *(["a:x", "b:y"] if models.free == 4 * GIB else [])]
+        answered: list[str] = []
+
+        async def client(name: str, after: float, answers_s: float, patience_s: float) -> None:
+            await trio.sleep(after)
+            with trio.move_on_after(patience_s) as waiting:
+                await models.ask(name, answers_s)
+            if not waiting.cancelled_caught:
+                answered.append(name)
+
+        async def watch() -> None:
+            nonlocal least
+            while True:
+                least = min(least, models.free)
+                if rng.random() < 0.05:
+                    await models.keeper.unload(models.entry(rng.choice(names)))
+                await trio.sleep(0.1)
+
+        with trio.fail_after(3000):
+            async with trio.open_nursery() as watching:
+                watching.start_soon(watch)
+                async with trio.open_nursery() as clients:
+                    for _ in range(60):
+                        patience_s = rng.choice([0.2, 3.0, 2900.0])
+                        words = rng.choice(names), 60 * rng.random(), 5 * rng.random(), patience_s
+                        clients.start_soon(client, *words)
+                watching.cancel_scope.cancel()
+        assert least >= 0
+        assert len(answered) >= 20

@@ -25,6 +25,7 @@ from attrs import evolve, frozen
 from uma_protocol import Code
 from uma_trio.backend.base import Backend, ContextLimits, ModelFacts
 from uma_trio.backend.encoder import EncoderInfo
+from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.config.settings import restated
 from uma_trio.deployment import Deployment, Loaded, Machine, Read, deployed, load
@@ -62,9 +63,11 @@ from uma_trio.wiring import (
     check_adapters,
     check_template,
     chosen_policy,
+    file_names,
     gives_of,
     import_backend,
     load_backend,
+    names_in_file,
     net_settings,
     scorecard_file,
     unwritable,
@@ -171,6 +174,7 @@ async def serve(
         read = partial(load_backend, beside_another=fronts is None, several=several)
         await _import(config, backend)
         loaded = await _loaded(entries, held, loading, measuring, backend, read)
+        await _warm(loaded)
         if fronts is None:
             taken = await take_over(str(config.socket))
             handed = () if taken is None else taken.handed
@@ -189,6 +193,13 @@ async def _import(config: Config, backend: Backend | None) -> None:
     if backend is None:
         await trio.to_thread.run_sync(import_backend, config)
     spare_imports()
+
+
+async def _warm(loaded: Sequence[Loaded | LoadedEncoder]) -> None:
+    """Prepare for shapes where they were used lately: before a socket is taken, so that nobody waits for it."""
+    for each in loaded:
+        if isinstance(each, Loaded):
+            await trio.to_thread.run_sync(warm_if_used, each.texts, abandon_on_cancel=True)
 
 
 def _overlap(loaded: Sequence[Loaded | LoadedEncoder]) -> bool:
@@ -218,7 +229,9 @@ async def _loaded(
     for entry in [one for n, one in enumerate(entries) if not n or one.config.load == "start"]:
         own = entry.held = held.enter_context(ExitStack())
         if entry.gives == "text":
-            made = await load(entry.config, own, loading, measuring, backend, read=read)
+            made = await load(
+                *(entry.config, own, loading, measuring, backend), metrics=entry.metrics, read=read
+            )
             loaded.append(made)
         else:
             loaded.append(await load_encoder(entry.config, own, loading))
@@ -241,7 +254,7 @@ class _Daemon:
     ) -> None:
         self._supervisor, self._config = supervisor, config
         self._log = log.get("daemon")
-        self._metrics = metrics = Metrics()
+        self._metrics = metrics = entries[0].metrics
         self._scorekeeper = ScoreKeeper(
             *(metrics, config.scorecard_interval_s, table),
             every=lambda: [each.metrics for each in self._deployments],
@@ -251,18 +264,17 @@ class _Daemon:
         self._deployments: list[AnyDeployment] = []
         self._new_models = trio.open_memory_channel[ServedModel](math.inf)
         self._gone: dict[Computed, trio.Event] = {}
-        entries[0].metrics = metrics
         started = [entry for entry in entries if entry.held is not None]
         self._machine = self._make_machine(policy)
         for entry, each in zip(started, loaded, strict=True):
-            entry.deployment = self._deploy(entry, each)
-            entry.state = "loaded"
+            self._deploy(entry, each)
+            entry.state, entry.loads = "loaded", 1
             entry.used_at = entry.loaded_at = trio.current_time()
         self._keep(entries)
         self._server = Server(_shared(config, self._service), token=token)
         self._port, self._agent_port = fronts.port, fronts.agent
         self._http = None if fronts.port is None else http_server(config, self._service)
-        self._agent = Agent(service.pulse.read, self._is_ending, log.get("agent"))
+        self._agent = Agent(service.load_reading, self._is_ending, log.get("agent"))
         self._lag = _lag_watch(self._service, metrics)
         self._stopping, self._computed = trio.Event(), trio.Event()
         self._died: EngineDied | None = None
@@ -292,6 +304,7 @@ class _Daemon:
                 in_threads(HELPERS),
             ),
             readers_s=self._presence,
+            debts=self._service.debts,
         )
 
     def _deploy(self, entry: Entry, loaded: Loaded | LoadedEncoder) -> AnyDeployment:
@@ -299,12 +312,14 @@ class _Daemon:
         machine, metrics = self._machine, entry.metrics
         made: AnyDeployment
         if isinstance(loaded, Loaded):
-            made = deployed(loaded, machine, metrics, entry.prefixes)
+            made = deployed(loaded, machine, metrics, entry.prefixes, entry.reserved)
             self._new_models[0].send_nowait(made.served)
         else:
-            made = encoder_deployed(loaded, machine, metrics, self._metrics.encoding)
+            figures = self._metrics.encoding
+            made = encoder_deployed(loaded, machine, metrics, figures, entry.reserved)
         self._deployments.append(made)
-        entry.served_as = made.served.names  # another file may have another name
+        entry.deployment = made
+        entry.file_names = made.served.bounds.from_file  # another file may have another name
         self._service.add(made.served)
         self._compute.add(made.engine)
         return made
@@ -340,10 +355,10 @@ class _Daemon:
         gone = self._gone[deployment.engine] = trio.Event()
         self._deployments.remove(deployment)
         deployment.engine.inbox.close()
-        await gone.wait()
+        if not self._computed.is_set():
+            await gone.wait()
         del self._gone[deployment.engine]
-        deployment.texts.close()
-        deployment.remember()
+        await trio.to_thread.run_sync(deployment.remember)
 
     def _is_gone(self, engine: Computed) -> None:
         if engine in self._gone:
@@ -360,11 +375,7 @@ class _Daemon:
         Whoever the sockets were `taken` from is told when clients can connect.
         """
         _want_files(files_needed(_connections(self._config)), self._log.warning)
-        try:
-            await self._serve(listener, on_ready, taken)
-        finally:
-            for deployment in self._deployments:
-                deployment.texts.close()
+        await self._serve(listener, on_ready, taken)
         for deployment in self._deployments:
             deployment.remember()
         if self._died is not None:
@@ -392,7 +403,6 @@ class _Daemon:
             await nursery.start(self._answer_proxies)
             with self._clients:
                 async with trio.open_nursery() as clients:
-                    await self._warm()
                     if taken is not None:
                         await self._own(listener, taken)
                     await clients.start(self._server.serve, listener)
@@ -422,11 +432,6 @@ class _Daemon:
                 why = await served.chat_problem()
                 if why is not None:
                     self._log.warning("messages are refused", model=served.names[0], why=why)
-
-    async def _warm(self) -> None:
-        """Prepare for shapes where they were used lately."""
-        for deployment in self._writers:
-            await trio.to_thread.run_sync(warm_if_used, deployment.texts, abandon_on_cancel=True)
 
     def _ready_info(self, listener: Listeners) -> ReadyInfo:
         """Return what is served. Before the first client, so that nothing was unloaded."""
@@ -473,7 +478,6 @@ class _Daemon:
         died = bury(engine, error, _LAST_DIED if last else _ONE_DIED)
         name = dead.served.bounds.model
         self._log.error("the engine has stopped", model=name, exc_info=error)
-        dead.texts.close()
         if last:
             # The streams have been told; their connections get a moment to pass it on.
             self._died = died
@@ -590,7 +594,18 @@ def _entries(config: Config, backend: Backend | None) -> list[Entry]:
     """Return what is configured. A `backend` that is given writes. Raises :class:`ConfigError`."""
     every = config.each()
     given = () if backend is None else every[:1]
-    return [Entry(each, "text" if each in given else gives_of(each)) for each in every]
+    entries = [Entry(each, "text" if each in given else gives_of(each)) for each in every]
+    for entry in entries:
+        others = [each for each in entries if each is not entry]
+        entry.reserved = frozenset(name for each in others for name in each.configured)
+        taken = entry.reserved.intersection(entry.configured)
+        if any(taken.intersection(one.configured) and one.gives == entry.gives for one in others):
+            why = f"two models are called {min(taken)}; give each a name of its own under `models`"
+            raise ConfigError(why)
+        if entry.config not in given:
+            found = names_in_file(entry.config)
+            entry.file_names = file_names(entry.config, found, entry.reserved) if found else ()
+    return entries
 
 
 def _close_all(entries: Sequence[Entry]) -> None:

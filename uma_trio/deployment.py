@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import ExitStack
 from pathlib import Path
 
 import trio
-from attrs import frozen
+from attrs import field, frozen
 
 from uma_trio import __version__
-from uma_trio.backend.base import Backend, ModelFacts
+from uma_trio.backend.base import Backend, ModelError, ModelFacts
+from uma_trio.backend.gguf_header import mark_of
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Neighbour
 from uma_trio.costing.store import cost_file, remember
@@ -56,11 +57,13 @@ class Loaded:
     backend: Backend
     settings: EngineSettings
     recorder: Recorder
+    model: ModelFacts
+    texts: FrontEnd
 
 
 @frozen(eq=False)
 class Machine:
-    """What all models of a daemon share. Texts to encode have helper threads of their own, `run_encoding`. `readers_s` counts the seconds in which clients could be heard."""
+    """What all models of a daemon share. Texts to encode have helper threads of their own, `run_encoding`. `readers_s` counts the seconds in which clients could be heard, and `debts` are what users owe."""
 
     policy: Policy
     bell: Bell
@@ -69,6 +72,7 @@ class Machine:
     run_compiling: RunFor
     run_encoding: RunBlocking
     readers_s: Callable[[], float]
+    debts: dict[str, float] = field(factory=dict)
 
 
 @frozen(eq=False)
@@ -87,7 +91,6 @@ class Deployment:
     backend: Backend
     engine: Engine
     served: ServedModel
-    texts: FrontEnd
     metrics: Metrics
 
     @property
@@ -119,6 +122,7 @@ async def load(
     on_measuring: Progress | None,
     backend: Backend | None = None,
     *,
+    metrics: Metrics,
     read: Read = load_backend,
     beside: Neighbour | None = None,
 ) -> Loaded:
@@ -138,9 +142,10 @@ async def load(
         backend = await run(read, config, on_loading, abandon_on_cancel=True)
     held.callback(backend.close)
     settings = await run(engine_settings, config, backend, on_measuring, beside)
-    return Loaded(
-        config, backend, settings, held.enter_context(recorder(config, backend, settings))
-    )
+    model, texts = await run(_texts, config, backend, metrics)
+    held.callback(texts.close)
+    writes = held.enter_context(recorder(config, backend, settings))
+    return Loaded(config, backend, settings, writes, model, texts)
 
 
 def deployed(
@@ -148,13 +153,12 @@ def deployed(
     machine: Machine,
     metrics: Metrics,
     kept: KeptPrefixes | None = None,
+    reserved: Container[str] = (),
 ) -> Deployment:
-    """Wire a loaded model. It begins with the prefixes that were `kept` if they are its own."""
-    config, backend = loaded.config, loaded.backend
-    model = model_info(config, backend)
+    """Wire a loaded model. It begins with the prefixes that were `kept` if they are its own; `reserved` names are other models'."""
+    config, backend, texts = loaded.config, loaded.backend, loaded.texts
     describe(metrics, config, backend, machine.policy)
     inbox = Inbox(config.max_queue, bell=machine.bell)
-    texts = _front_end(config, backend, model, metrics)
     engine = Engine(
         backend,
         machine.policy,
@@ -170,9 +174,9 @@ def deployed(
     )
     engine.refining.keep = lambda cost: _remember(backend, cost)
     served = ServedModel(
-        model=model,
+        model=loaded.model,
         slots=config.parallel,
-        bounds=bounds(config, backend),
+        bounds=bounds(config, backend, reserved),
         front_end=texts,
         inbox=inbox,
         telemetry=metrics,
@@ -180,16 +184,15 @@ def deployed(
         run_compiling=machine.run_compiling,
         defaults=config.defaults,
     )
-    return Deployment(config, backend, engine, served, texts, metrics)
+    return Deployment(config, backend, engine, served, metrics)
 
 
 def identity_of(backend: Backend) -> tuple[object, ...]:
     """Return what has to be equal for saved cells to be another backend's: the file, and how it is computed."""
     try:
-        found = Path(backend.model.path).stat()
-        file = (found.st_size, found.st_mtime_ns, found.st_ino)
-    except OSError:
-        file = (0, 0, 0)  # it was removed while it was loaded
+        file = mark_of(Path(backend.model.path))
+    except ModelError:
+        file = (0, 0, 0, 0)  # it was removed while it was loaded
     return (*file, cost_file(backend))
 
 
@@ -207,14 +210,17 @@ def describe(metrics: Metrics, config: Config, backend: Backend, policy: Policy)
     )
 
 
-def _front_end(config: Config, backend: Backend, model: ModelFacts, metrics: Metrics) -> FrontEnd:
-    return FrontEnd(
+def _texts(config: Config, backend: Backend, metrics: Metrics) -> tuple[ModelFacts, FrontEnd]:
+    """Return what is known of a model, and its front end: a large vocabulary takes 20 ms, so that it is for a helper thread."""
+    model = model_info(config, backend)
+    front_end = FrontEnd(
         backend.vocabulary,
         model.chat_template,
         reply_format(config),
         confinement(config, metrics.shapes),
         reasons={"on": True, "off": False}.get(config.reasoning),
     )
+    return model, front_end
 
 
 def _remember(backend: Backend, cost: CostModel) -> None:

@@ -38,3 +38,13 @@ def several(number: int, noun: str) -> str:
 def harmless(text: str) -> str:
     """Return `text` without the control characters that would steer a terminal."""
     return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
+
+
+def one_line(text: str) -> str:
+    """Return `text` with nothing that steers a terminal or the layout of a line.
+
+    Everything that comes from a file goes through this before it is shown, logged or taken for a name.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)

@@ -261,24 +261,29 @@ def error_event(
     *,
     id: str | None = None,  # noqa: A002
     retry_after_s: float | None = None,
+    idle: bool = True,
 ) -> Error:
-    """Build the `error` event of a connection on which nothing else runs."""
+    """Build an `error` event of a connection; `idle`: no other request runs on it."""
     info = CODES[code]
     return Error(
         code=code.value,
         message=message,
         # A client that waits only for `eos` or end of file has to see one of them.
-        fatal=info.fatality.ends(idle=True),
+        fatal=info.fatality.ends(idle=idle),
         retryable=info.retryable,
         id=id,
         retry_after_ms=None if retry_after_s is None else max(1, round(retry_after_s * 1e3)),
     )
 
 
-def refusal_event(refusal: Refusal, request_id: str | None) -> Error:
-    """Build the event that tells the client about a refusal."""
+def refusal_event(refusal: Refusal, request_id: str | None, *, idle: bool = True) -> Error:
+    """Build the event that tells the client about a refusal, as :func:`error_event` does."""
     return error_event(
-        refusal.code, refusal.message, id=request_id, retry_after_s=refusal.retry_after_s
+        refusal.code,
+        refusal.message,
+        id=request_id,
+        retry_after_s=refusal.retry_after_s,
+        idle=idle,
     )
 
 

@@ -6,7 +6,7 @@ Whatever translates between two parts' words stands here, so that none of them k
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from uma_trio.config.options import Config
 from uma_trio.costing.attention import flash_as_recalled, flash_is_faster, recall
 from uma_trio.costing.calibrate import assume_looking_back
 from uma_trio.costing.copying import known_copies
-from uma_trio.costing.known_needs import needs_file
+from uma_trio.costing.known_needs import needs_file, recall_computing, remember_computing
 from uma_trio.costing.known_needs import recall as recall_needs
 from uma_trio.costing.known_needs import remember as remember_needs
 from uma_trio.costing.measured import Neighbour, measured_cost
@@ -47,6 +47,7 @@ from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.policy.tuning import TUNING
+from uma_trio.saying import one_line
 from uma_trio.service.checks import Bounds
 from uma_trio.telemetry import log
 from uma_trio.telemetry.scorecard import COLUMNS
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[float], None]
 
+_gives: dict[Path, Gives] = {}  # what files were found to give
 _MOST_PREFIX_BYTES = 2 << 30
 _LEAST_CONTEXT, _LONGEST_CONTEXT = 256, 1 << 20  # of which needs are told
 
@@ -127,7 +129,8 @@ def gives_of(config: Config) -> Gives:
 
     wanted = config.model_gives
     try:
-        found = gives_by(read_header(model_path(config)))
+        path = model_path(config)
+        found = _gives[path] = gives_by(read_header(path))
     except ModelError:
         return wanted or "text"
     if wanted is None or found == wanted:
@@ -141,6 +144,24 @@ def gives_of(config: Config) -> Gives:
     raise ConfigError(f"{config.source(option)} {config.model}: this model {does}; use {flag}")
 
 
+def names_in_file(config: Config) -> tuple[str, ...]:
+    """Return what a model is called by its file, whether it is loaded or not; nothing if the file cannot be read."""
+    from uma_trio.backend.gguf_header import read_header
+
+    if config.is_variant:
+        return ()
+    try:
+        header = read_header(model_path(config))
+    except ModelError:
+        return ()
+    return (header.name,) if gives_of(config) == "text" else encoder_names(header.path, header.name)
+
+
+def encoder_names(path: Path, name: str) -> tuple[str, ...]:
+    """Return what an encoder is called by its file, which calls it `name`."""
+    return tuple(dict.fromkeys([one_line(path.stem), name]))
+
+
 def estimate(config: Config, *others: int) -> Estimate:
     """Return what memory a model takes, tried in a process of its own, which takes about a second, or as was found before.
 
@@ -148,22 +169,47 @@ def estimate(config: Config, *others: int) -> Estimate:
     Raises :class:`ModelError` if it cannot be loaded.
     """
     from uma_trio.backend import llama_probe
-    from uma_trio.backend._llama_options import library_of_needs
-    from uma_trio.backend.gguf_header import read_header
 
     path = model_path(config)
-    header = read_header(path)
-    question = None
-    if gives_of(config) == "text":
-        question = _question(config, header, others)
-    build = library_of_needs(-1 if question is None else question.gpu_layers)
-    kept = needs_file(header.parts, question, build) if build else None
+    question, kept = _asked(config, path, others)
     found = None if kept is None else recall_needs(kept)
     if found is None:
         found = llama_probe.estimate(path, question)
-        if kept is not None:
+        if kept is not None and _asked(config, path, others)[1] == kept:  # it was not replaced
             remember_needs(kept, found)
     return found
+
+
+def try_computing(config: Config) -> None:
+    """Compute two tokens of a model in a process of its own, unless that was done with this file before.
+
+    Raises :class:`ModelError` if llama.cpp cannot.
+    """
+    from uma_trio.backend import llama_probe
+
+    path = model_path(config)
+    question, kept = _asked(config, path, ())
+    if kept is not None and recall_computing(kept):
+        return
+    llama_probe.try_computing(path, question)
+    if kept is not None and _asked(config, path, ())[1] == kept:
+        remember_computing(kept)
+
+
+def _asked(
+    config: Config, path: Path, others: Sequence[int]
+) -> tuple[Question | None, Path | None]:
+    """Return what a probe is asked of a model, and where its answer is kept; None: in memory. An encoder has no question."""
+    from uma_trio.backend import llama_probe
+    from uma_trio.backend._llama_options import library_of_needs
+
+    header = llama_probe.header(path)
+    question = _question(config, header, others) if gives_of(config) == "text" else None
+    build = library_of_needs(-1 if question is None else question.gpu_layers)
+    try:
+        return question, needs_file(header.parts, question, build) if build else None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}).") from error
 
 
 def _question(config: Config, header: GgufHeader, others: Sequence[int]) -> Question:
@@ -341,8 +387,16 @@ def prefix_bytes(config: Config) -> int:
     """Return how much saved prompts of a model may take: what was asked for, or its part of a tenth of the memory."""
     if config.prefix_ram is not None:
         return config.prefix_ram
-    writers = sum(gives_of(each) == "text" for each in config.each())
+    writers = sum(_was_given(each) == "text" for each in config.each())
     return min(total_memory() // 10, _MOST_PREFIX_BYTES) // max(1, writers)
+
+
+def _was_given(config: Config) -> Gives:
+    """Return what a model makes by its file as it was read last: no file is read again for this."""
+    try:
+        return _gives.get(model_path(config)) or gives_of(config)
+    except ModelError:
+        return config.model_gives or "text"
 
 
 def _traffic(model: ModelFacts) -> Traffic:
@@ -353,6 +407,11 @@ def _traffic(model: ModelFacts) -> Traffic:
         experts=model.experts,
         experts_used=model.experts_used,
     )
+
+
+def nth_trace(path: Path, n: int) -> Path:
+    """Return the file for the trace of a model that is loaded for the `n`-th time: each loading has a trace of its own."""
+    return path if n < 2 else path.with_name(f"{path.stem}-{n}{path.suffix}")
 
 
 @contextmanager
@@ -473,12 +532,29 @@ def model_info(config: Config, backend: Backend) -> ModelFacts:
     return backend.model if given is None else evolve(backend.model, chat_template=given)
 
 
-def bounds(config: Config, backend: Backend) -> Bounds:
+def configured_names(config: Config) -> tuple[str, ...]:
+    """Return what the operator calls a model: its names, or else what it was asked for by, if that is no file."""
+    asked = str(config.model) if config.model is not None else ""
+    by_name = asked and not asked.endswith(".gguf") and not Path(asked).exists()
+    return config.alias or ((asked,) if by_name else ())
+
+
+def file_names(config: Config, files: Sequence[str], reserved: Container[str]) -> tuple[str, ...]:
+    """Return what a model's files call it besides, without the `reserved` names, which other models have.
+
+    A model without any name is called as its file in the file system.
+    """
+    given = configured_names(config)
+    found = tuple(n for n in dict.fromkeys(files) if n not in given and n not in reserved)
+    return found or (() if given else (one_line(model_path(config).name),))
+
+
+def bounds(config: Config, backend: Backend, reserved: Container[str] = ()) -> Bounds:
     """Put the options into the words of the service."""
-    file = backend.model.name
-    if config.is_variant:
-        file = config.alias[0]  # that of the file is the model's without adapters
-    found = bounds_of(config, (file,), backend.limits.n_ctx_seq, backend.model.n_vocab)
+    # That of the file is the name of the model without adapters.
+    files = () if config.is_variant else (backend.model.name,)
+    limits, n_vocab = backend.limits, backend.model.n_vocab
+    found = bounds_of(config, file_names(config, files, reserved), limits.n_ctx_seq, n_vocab)
     return evolve(found, longer=_longer(backend))
 
 
@@ -495,14 +571,13 @@ def _longer(backend: Backend) -> str:
     return f"A larger --n-ctx of the daemon (now {limits.n_ctx}) makes room"
 
 
-def bounds_of(config: Config, files: Sequence[str], n_ctx_seq: int, n_vocab: int) -> Bounds:
-    """Put the options into the words of the service, for a model that is called so by its `files`."""
-    asked = str(config.model) if config.model is not None else ""
-    by_name = asked and not asked.endswith(".gguf") and not Path(asked).exists()
-    names = config.alias or ((asked,) if by_name else files[:1])
+def bounds_of(config: Config, from_file: tuple[str, ...], n_ctx_seq: int, n_vocab: int) -> Bounds:
+    """Put the options into the words of the service, for a model that is called so by its file, too."""
+    names = (*configured_names(config), *from_file)
     return Bounds(
         model=names[0],
-        aliases=tuple(dict.fromkeys([*names, *files]))[1:],
+        aliases=names[1:],
+        from_file=from_file,
         n_ctx_seq=n_ctx_seq,
         n_vocab=n_vocab,
         max_tokens=config.max_tokens,

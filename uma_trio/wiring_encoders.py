@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,15 @@ from uma_trio.telemetry import log
 from uma_trio.telemetry.encoding import EncodingFigures
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd
-from uma_trio.wiring import Progress, bounds_of, estimate, model_path
+from uma_trio.wiring import (
+    Progress,
+    bounds_of,
+    encoder_names,
+    estimate,
+    file_names,
+    model_path,
+    try_computing,
+)
 
 
 @frozen(eq=False)
@@ -35,6 +44,7 @@ class LoadedEncoder:
 
     config: Config
     encoder: EncoderModel
+    texts: FrontEnd
 
 
 @frozen(eq=False)
@@ -45,7 +55,6 @@ class EncoderDeployment:
     encoder: EncoderModel
     engine: EncoderEngine
     served: ServedModel
-    texts: FrontEnd
     metrics: Metrics
 
     @property
@@ -78,13 +87,18 @@ async def load_encoder(
         await run(_refuse_without_room, config)
     encoder = await run(_loaded, config, on_loading)
     opened.callback(encoder.close)
-    return LoadedEncoder(config, encoder)
+    texts = await run(FrontEnd, encoder.vocabulary, None)
+    return LoadedEncoder(config, encoder, texts)
 
 
 def encoder_deployed(
-    loaded: LoadedEncoder, machine: Machine, metrics: Metrics, figures: EncodingFigures
+    loaded: LoadedEncoder,
+    machine: Machine,
+    metrics: Metrics,
+    figures: EncodingFigures,
+    reserved: Container[str] = (),
 ) -> EncoderDeployment:
-    """Wire a loaded encoder; `figures` count for all encoders together."""
+    """Wire a loaded encoder; `figures` count for all encoders together, and `reserved` names are other models'."""
     config, encoder = loaded.config, loaded.encoder
     info, vocabulary = encoder.info, encoder.vocabulary
     metrics.describe(
@@ -97,28 +111,31 @@ def encoder_deployed(
         latency_cap=None,
     )
     inbox = Inbox(config.max_queue, bell=machine.bell)
-    bounds = bounds_of(config, _names(info), info.n_ctx, vocabulary.n_vocab)
+    names = file_names(config, encoder_names(Path(info.path), info.name), reserved)
+    bounds = bounds_of(config, names, info.n_ctx, vocabulary.n_vocab)
     post = lambda call: machine.outlet.deliver((), (call,))  # noqa: E731 - shorter than its name
     queue = Encodings(encoder, post, time.monotonic, figures)
-    texts = FrontEnd(vocabulary, None)
     served = ServedModel(
         model=_described(info, vocabulary.n_vocab),
         slots=1,
         bounds=bounds,
-        front_end=texts,
+        front_end=loaded.texts,
         inbox=inbox,
         telemetry=metrics,
         run_blocking=machine.run_blocking,
-        embedder=Embedder(info, vocabulary, inbox, machine.run_encoding, bounds.model),
+        embedder=Embedder(
+            info, vocabulary, inbox, machine.run_encoding, bounds.model, machine.debts
+        ),
     )
     engine = EncoderEngine(queue, inbox, post, time.monotonic)
-    return EncoderDeployment(config, encoder, engine, served, texts, metrics)
+    return EncoderDeployment(config, encoder, engine, served, metrics)
 
 
 def _refuse_without_room(config: Config) -> None:
     needed, free = estimate(config), available_memory()
     if free is not None and needed.needs.total > free:
         raise ModelError(f"{model_path(config)} does not fit: {needed.refusal(free)}.")
+    try_computing(config)
 
 
 def _loaded(config: Config, on_loading: Progress | None) -> EncoderModel:
@@ -131,11 +148,6 @@ def _loaded(config: Config, on_loading: Progress | None) -> EncoderModel:
         log=lambda level, text: getattr(report, level)(text),
         progress=on_loading,
     )
-
-
-def _names(info: EncoderInfo) -> tuple[str, ...]:
-    """Return what an encoder is called by its file."""
-    return tuple(dict.fromkeys([Path(info.path).stem, info.name]))
 
 
 def _described(info: EncoderInfo, n_vocab: int) -> ModelFacts:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_binding import llama
-from uma_trio.backend._llama_load import make_context
+from uma_trio.backend._llama_load import compute_tokens, load_model, make_context
 from uma_trio.backend._llama_options import FLASH_OFF
 from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.base import Adapter, ModelError
+from uma_trio.backend.gguf_header import mark_of
 
 
 def set_adapters(context: int, model: ModelHandle, adapters: Sequence[Adapter]) -> None:
@@ -35,34 +36,28 @@ def set_adapters(context: int, model: ModelHandle, adapters: Sequence[Adapter]) 
 
 
 def try_adapter(path: Path, adapter: Path) -> None:
-    """Compute two tokens of a model with an adapter. Raises :class:`ModelError`; llama.cpp may end the process.
-
-    The weights are mapped as they lie in the file, so that they are in memory once.
-    """
+    """Compute two tokens of a model with an adapter. Raises :class:`ModelError`; llama.cpp may end the process."""
     lib.start()
-    params = llama.llama_model_default_params()
-    params.n_gpu_layers, params.use_extra_bufts = 0, False
-    pointer = llama.llama_model_load_from_file(str(path).encode(), params)
-    if not pointer:
-        raise ModelError(
-            f"llama.cpp cannot load {path} ({lib.last_error() or 'it gave no reason'})."
-        )
-    model = ModelHandle(int(pointer))
+    model = load_model(path, gpu_layers=0, as_stored=True)
     context = make_context(
         model.pointer, path, n_ctx=256, n_seq_max=1, streams=False, n_batch=32, threads=1,
         kv_type="f16", flash=FLASH_OFF,
     )  # fmt: skip
     try:
         set_adapters(context, model, [Adapter("", adapter)])
-        tokens = (llama.llama_token * 2)(0, 0)
-        if llama.llama_decode(context, llama.llama_batch_get_one(tokens, 2)) != 0:
+        if not compute_tokens(context):
             raise ModelError(f"The model cannot be computed with the adapter {adapter}.")
     finally:
         llama.llama_free(context)
 
 
 def _loaded(model: ModelHandle, path: Path) -> int:
-    known = model.adapters.get(path)
+    """Return an adapter, loaded from the file as it is now: one that was replaced is another one.
+
+    Those of earlier files stay until the model goes: a context may still compute with them.
+    """
+    key = (path, mark_of(path))
+    known = model.adapters.get(key)
     if known is not None:
         return known
     lib.forget_errors()
@@ -72,5 +67,5 @@ def _loaded(model: ModelHandle, path: Path) -> int:
         raise ModelError(
             f"llama.cpp cannot load the adapter {path} ({reason}); name one that was made for this model."
         )
-    found = model.adapters[path] = int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
+    found = model.adapters[key] = int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
     return found

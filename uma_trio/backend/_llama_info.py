@@ -9,10 +9,11 @@ from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import SystemInfo
 from uma_trio.backend.base import ModelFacts
-from uma_trio.backend.gguf_header import GgufHeader
+from uma_trio.backend.gguf_header import GgufHeader, name_of
 from uma_trio.backend.kv_memory import kv_bytes
 from uma_trio.backend.placement import Placement
 from uma_trio.backend.weights import weights_read
+from uma_trio.saying import one_line
 
 _META_KEYS: Final = 4096
 _META_CHARS: Final = 65536
@@ -29,8 +30,8 @@ def model_info(model: int, header: GgufHeader, kv_type: str) -> ModelFacts:
     size = int(llama.llama_model_size(model))
     weights = weights_read(header, size)
     return ModelFacts(
-        name=metadata.get("general.name") or header.path.stem,
-        description=text.value.decode("utf-8", "replace"),
+        name=name_of(metadata.get("general.name"), header.path),
+        description=one_line(text.value.decode("utf-8", "replace")),
         n_vocab=int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))),
         n_ctx_train=int(llama.llama_model_n_ctx_train(model)),
         n_params=int(llama.llama_model_n_params(model)),
@@ -56,7 +57,8 @@ def _metadata(model: int) -> dict[str, str]:
             continue
         length = llama.llama_model_meta_val_str_by_index(model, index, value, len(value))
         if 0 <= length < _META_CHARS and not key.value.startswith(b"tokenizer."):
-            metadata[key.value.decode("utf-8", "replace")] = value.value.decode("utf-8", "replace")
+            name, said = (one.value.decode("utf-8", "replace") for one in (key, value))
+            metadata[one_line(name)] = one_line(said)
     return metadata
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from uma_trio.backend._llama_binding import build, llama, load_backends, text_of
+from uma_trio.saying import one_line
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 MISCOMPILED: Final = "miscompiled"  # in place of a feature's 1
@@ -120,7 +121,7 @@ class _Log:
             return
         self._line += (text or b"").decode("utf-8", "replace")
         if self._line.endswith("\n") or len(self._line) > 4096:
-            line, self._line = self._line.strip(), ""
+            line, self._line = one_line(self._line.strip()), ""  # it may quote a file
             if self._level == "error" and line:
                 self.recent_errors.append(line)
             if line and not _EXPECTED.search(line):

@@ -30,9 +30,12 @@ def load_model(
     gpu_layers: int,
     progress: Progress | None = None,
     no_alloc: bool = False,
+    as_stored: bool = False,
     writes: bool = True,
 ) -> ModelHandle:
     """Load the weights, or with `no_alloc` only what they are. What `progress` raises stops it and comes out here.
+
+    `as_stored`: the CPU gets them mapped from the file, and never rearranged in memory of this process.
 
     Raises:
         ModelError: llama.cpp cannot load it, or it should be a model that `writes` and is none.
@@ -50,7 +53,7 @@ def load_model(
 
     params = llama.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
-    if lib.amx_is_miscompiled():
+    if as_stored or lib.amx_is_miscompiled():
         params.use_extra_bufts = False  # keeps weights out of AMX's layout, and of other ones
     params.no_alloc = no_alloc
     params.load_mode = _LOAD_MODE[mmap and not no_alloc, mlock]
@@ -128,6 +131,13 @@ def make_context(
     return int(context)
 
 
+def compute_tokens(context: int, *, encodes: bool = False) -> bool:
+    """Compute two tokens in an empty context, as the first ones of sequence 0; False if llama.cpp refuses them."""
+    tokens = (llama.llama_token * 2)(0, 0)
+    compute = llama.llama_encode if encodes else llama.llama_decode
+    return int(compute(context, llama.llama_batch_get_one(tokens, 2))) == 0
+
+
 def refuse_unsuitable(model: int, path: Path) -> None:
     """Refuse models that do not write text from left to right, one token after another."""
     if llama.llama_model_has_encoder(model):
@@ -148,8 +158,10 @@ def can_go_back(context: int) -> bool:
     if llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model):
         return False
     memory = int(llama.llama_get_memory(context))
-    tokens = (llama.llama_token * 2)(0, 0)
-    computed = llama.llama_decode(context, llama.llama_batch_get_one(tokens, 2)) == 0
-    forgets = computed and bool(lib.seq_rm(memory, 0, 1, -1)) and lib.seq_pos_max(memory, 0) == 0
+    forgets = (
+        compute_tokens(context)
+        and bool(lib.seq_rm(memory, 0, 1, -1))
+        and lib.seq_pos_max(memory, 0) == 0
+    )
     lib.seq_rm(memory, -1, -1, -1)
     return forgets

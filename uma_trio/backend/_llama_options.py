@@ -132,8 +132,7 @@ def chosen_flash(
 
 def subject(header: GgufHeader, kv_type: str, threads: int) -> Subject:
     """Return what the times of attention are times of. Asks the package of llama.cpp for its files only."""
-    name = header.metadata.get("general.name") or header.path.stem
-    return Subject(str(name), header.size_bytes, kv_type_name(kv_type), threads, _library())
+    return Subject(header.name, header.size_bytes, kv_type_name(kv_type), threads, _library())
 
 
 @cache

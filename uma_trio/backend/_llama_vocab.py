@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -47,12 +47,12 @@ class ModelHandle:
     """Owns a ``llama_model``: the weights live until the last user of this object is gone.
 
     So a helper thread that is still tokenising while the daemon stops is safe without a lock. `adapters` are those
-    that were loaded for it, by their files: they go with it.
+    that were loaded for it, by their files as they were: they go with it.
     """
 
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
-        self.adapters: dict[Path, int] = {}
+        self.adapters: dict[tuple[Path, Hashable], int] = {}
         self._free = llama.llama_model_free  # a global may be gone before this object is
 
     def __del__(self) -> None:

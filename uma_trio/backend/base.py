@@ -16,6 +16,8 @@ import numpy as np
 from attrs import Factory, field, frozen
 from numpy.typing import NDArray
 
+from uma_trio.saying import one_line
+
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
@@ -50,8 +52,11 @@ class DecodeStatus(IntEnum):
 class ModelError(Exception):
     """The model cannot be used: missing, unreadable, not GGUF, truncated, too large.
 
-    The message is one sentence for the operator, naming the file and what to do.
+    The message is one sentence for the operator, naming the file and what to do. It may quote the file.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class BackendDied(Exception):

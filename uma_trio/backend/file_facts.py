@@ -6,6 +6,7 @@ from pathlib import Path
 
 from uma_trio.backend.base import ModelFacts
 from uma_trio.backend.gguf_header import GgufHeader, Value, read_header
+from uma_trio.saying import one_line
 
 _TEMPLATE = "tokenizer.chat_template"
 
@@ -27,8 +28,8 @@ def facts_of(header: GgufHeader) -> ModelFacts:
         if not isinstance(value, tuple) and not key.startswith("tokenizer.")
     }
     return ModelFacts(
-        name=metadata.get("general.name") or header.path.stem,
-        description=header.path.stem.upper().replace("-", " ").replace(".", " "),
+        name=header.name,
+        description=one_line(header.path.stem).upper().replace("-", " ").replace(".", " "),
         n_vocab=header.number("vocab_size"),
         n_ctx_train=header.number("context_length"),
         n_params=sum(tensor.n_elements for tensor in header.tensors),

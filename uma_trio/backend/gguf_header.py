@@ -13,15 +13,18 @@ import os
 import re
 import stat
 import struct
-from collections import Counter
+import threading
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
-from attrs import frozen
+from attrs import astuple, frozen
 
 from uma_trio.backend.base import ModelError
+from uma_trio.saying import one_line
 
 Value = str | int | float | bool | tuple[int, ...]
 
@@ -65,6 +68,12 @@ _OTHER_FORMATS: Final = (
     (b"tjgg", "an old GGJT file; get the model as GGUF"),
     (b"fmgg", "an old GGMF file; get the model as GGUF"),
 )
+_VERBATIM: Final = ("tokenizer.",)  # keys whose strings are for the model, not for people
+_MOST_NAME: Final = 256  # characters, as of a name that is configured
+_MOST_KNOWN: Final = 64  # headers
+_MOST_KNOWN_CHARS: Final = 64 << 20  # of the strings of all of them
+# A file that was written again within one tick of the kernel's clock has the same times.
+_SETTLED_NS: Final = 50_000_000
 _SPLIT_NAME: Final = re.compile(r"^(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -98,6 +107,11 @@ class GgufHeader:
     size_bytes: int
 
     @property
+    def name(self) -> str:
+        """What the file calls the model, or else the name of the file."""
+        return name_of(self.metadata.get("general.name"), self.path)
+
+    @property
     def architecture(self) -> str:
         """The model family as llama.cpp names it, "" if the file does not say."""
         value = self.metadata.get("general.architecture", "")
@@ -118,12 +132,100 @@ class GgufHeader:
         return (int(value) if isinstance(value, int | float) else default,) * count
 
 
+Mark = tuple[int, int, int, int]
+"""What tells a file from the one that had its name before."""
+
+_known: OrderedDict[Path, tuple[tuple[Mark, ...], GgufHeader, int]] = OrderedDict()
+_known_lock = threading.Lock()
+
+
+def mark_of(path: Path) -> Mark:
+    """Return device, number, size and time of a file. Raises :class:`ModelError` if there is none."""
+    try:
+        return _mark(path.stat())
+    except OSError as error:
+        raise ModelError(_cannot_open(path, error)) from error
+
+
+def _mark(found: os.stat_result) -> Mark:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def name_of(found: object, path: Path) -> str:
+    """Return what a model is called by its file: `found`, the ``general.name`` in it, or else the name of the file."""
+    return one_line(str(found or ""))[:_MOST_NAME].strip() or one_line(path.stem)
+
+
 def read_header(path: Path) -> GgufHeader:
-    """Read and check the head of the model at `path`, and of all its parts if it is split.
+    """Return the head of the model at `path`, and of all its parts if it is split, read and checked unless it is known.
 
     Raises :class:`ModelError`, one sentence for the operator, if the file is missing, not a
     regular file, not readable, empty, of another format, damaged, or shorter than its tensors.
     """
+    found = known_header(path)
+    if found is None:
+        began_ns = time.time_ns()
+        found = _read_all(path)
+        adopt_header(found, began_ns)
+    return found
+
+
+def known_header(path: Path) -> GgufHeader | None:
+    """Return the head of a file that was read before and is still the same; None if it has to be read."""
+    with _known_lock:
+        found = _known.get(path)
+    if found is None:
+        return None
+    marks, header, _ = found
+    try:
+        return header if tuple(map(mark_of, header.parts)) == marks else None
+    except ModelError:
+        return None
+
+
+def adopt_header(header: GgufHeader, began_ns: int) -> None:
+    """Keep a header, whose reading began at `began_ns` since the epoch, for :func:`read_header` while its files stay the same."""
+    strings = [text for text in header.metadata.values() if isinstance(text, str)]
+    chars = sum(map(len, strings)) + sum(len(tensor.name) for tensor in header.tensors)
+    try:
+        stats = [part.stat() for part in header.parts]
+    except OSError:
+        return
+    changed_ns = max(max(one.st_mtime_ns, one.st_ctime_ns) for one in stats)
+    if changed_ns > began_ns - _SETTLED_NS:
+        return
+    with _known_lock:
+        _known[header.path] = tuple(map(_mark, stats)), header, chars
+        _known.move_to_end(header.path)
+        while len(_known) > _MOST_KNOWN or sum(n for *_, n in _known.values()) > _MOST_KNOWN_CHARS:
+            _known.popitem(last=False)
+
+
+def to_plain(header: GgufHeader) -> dict[str, Any]:
+    """Return a header as JSON has it."""
+    return {
+        "parts": [str(part) for part in header.parts],
+        "version": header.version,
+        "metadata": dict(header.metadata),
+        "tensors": [list(astuple(each)) for each in header.tensors],
+        "size_bytes": header.size_bytes,
+    }
+
+
+def from_plain(found: Mapping[str, Any], path: Path) -> GgufHeader:
+    """Return the header of `path` that :func:`to_plain` wrote."""
+    values = found["metadata"].items()
+    return GgufHeader(
+        path,
+        tuple(map(Path, found["parts"])),
+        found["version"],
+        {key: tuple(value) if isinstance(value, list) else value for key, value in values},
+        tuple(Tensor(*each) for each in found["tensors"]),
+        found["size_bytes"],
+    )
+
+
+def _read_all(path: Path) -> GgufHeader:
     header = _read_one(path)
     count = header.metadata.get("split.count", 0)
     if not isinstance(count, int) or count <= 1:
@@ -201,8 +303,10 @@ class _Reader:
             key = self._string(limit=1 << 16)
             kind = self._take("<I")[0]
             value = self._value(kind, distinct=key == _TOKENS)
+            if isinstance(value, str) and key is not None and not key.startswith(_VERBATIM):
+                value = one_line(value)
             if value is not None and key is not None:
-                metadata[key] = value
+                metadata[one_line(key)] = value
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self._damaged(f"its alignment is {alignment!r}")
@@ -313,7 +417,7 @@ class _Reader:
 
     def _tensor(self, alignment: int) -> tuple[int, Tensor]:
         """Read one tensor's entry; return where its data begins, and the tensor."""
-        name = self._string(limit=1 << 16) or ""
+        name = one_line(self._string(limit=1 << 16) or "")
         (n_dims,) = self._take("<I")
         if n_dims > _MAX_DIMS:
             raise self._damaged(f"tensor {name!r} has {n_dims} dimensions")

@@ -29,6 +29,7 @@ from uma_trio.backend.base import FloatArray, IntArray, ModelError, Vocabulary
 from uma_trio.backend.encoder import EncodeFailed, EncoderInfo, Pair, Pooling
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import attention_only, kv_bytes, sliding_window
+from uma_trio.saying import one_line
 
 #: Longer inputs are refused, whatever the model was trained for: the compute buffer grows with them.
 MAX_CONTEXT: Final = 8192
@@ -56,13 +57,13 @@ class EncoderRoom:
     cells: int = 0
 
 
-def room_of(header: GgufHeader, *, cached: bool) -> EncoderRoom:
-    """Return what a model gets, with a KV cache or without."""
+def room_of(header: GgufHeader, *, cached: bool, most: int | None = None) -> EncoderRoom:
+    """Return what a model gets, with a KV cache or without; `most` tokens are enough for an input."""
     trained = header.number("context_length", 1)
     if not cached:
-        longest = max(1, min(trained, MAX_CONTEXT))
+        longest = max(1, min(trained, most or MAX_CONTEXT))
         return EncoderRoom(longest, max(longest, _LEAST_ROWS))
-    longest = max(1, min(trained, MAX_CAUSAL))
+    longest = max(1, min(trained, most or MAX_CAUSAL))
     return EncoderRoom(longest, CHUNK, max(longest, CHUNK) + MOST)
 
 
@@ -238,23 +239,25 @@ class LlamaEncoder:
             llama.llama_free(context)
 
 
-def load_weights(
-    path: Path, *, no_alloc: bool = False, progress: Progress | None = None
-) -> ModelHandle:
-    """Load the weights of an encoder to the CPU; with `no_alloc` only what they are. Raises ModelError."""
-    return load_model(path, gpu_layers=0, no_alloc=no_alloc, progress=progress, writes=False)
+def load_weights(path: Path, **how: Any) -> ModelHandle:
+    """Load the weights of an encoder to the CPU, as :func:`load_model` does. Raises ModelError."""
+    return load_model(path, gpu_layers=0, writes=False, **how)
 
 
 def make_encoder_context(
-    model: ModelHandle, path: Path, threads: int, parts: Parts | None = None
+    model: ModelHandle,
+    path: Path,
+    threads: int,
+    parts: Parts | None = None,
+    most: int | None = None,
 ) -> tuple[int, EncoderInfo, EncoderRoom]:
-    """Make the context of an encoder. Raises :class:`ModelError`."""
+    """Make the context of an encoder, for inputs of `most` tokens if that is enough. Raises :class:`ModelError`."""
     header = read_header(path)
     pooling = pooling_of(header)
     # Whether there is a cache llama.cpp decides by the kind of model; files mostly say it, too.
     causal = header.number("attention.causal", 1) != 0
     for cached in (causal, not causal):
-        room = room_of(header, cached=cached)
+        room = room_of(header, cached=cached, most=most)
         if cached and _POOLINGS.get(pooling) not in ("last", "rank"):
             continue
         context = _new_context(model, path, context_params(room, threads, pooling, parts))
@@ -286,11 +289,10 @@ def _info(handle: ModelHandle, context: int, header: GgufHeader, room: EncoderRo
     ranks = pooling == "rank"
     n_out = int(llama.llama_model_n_cls_out(model)) if ranks else 0
     labels = [llama.llama_model_cls_label(model, index) for index in range(n_out)]
-    name = header.metadata.get("general.name") or path.stem
     return EncoderInfo(
-        name=str(name),
+        name=header.name,
         path=str(path),
-        description=text.value.decode("utf-8", "replace"),
+        description=one_line(text.value.decode("utf-8", "replace")),
         n_ctx=room.longest,
         width=n_out if ranks else int(llama.llama_model_n_embd_out(model)),
         pooling=pooling,
@@ -298,7 +300,7 @@ def _info(handle: ModelHandle, context: int, header: GgufHeader, room: EncoderRo
         size_bytes=int(llama.llama_model_size(model)),
         max_inputs=KEPT if room.cells else MAX_INPUTS,
         max_tokens=max(room.longest, room.rows),
-        labels=tuple((label or b"").decode("utf-8", "replace") for label in labels),
+        labels=tuple(one_line((label or b"").decode("utf-8", "replace")) for label in labels),
         architecture=header.architecture,
         pair=_pair(handle) if ranks else Pair(),
     )

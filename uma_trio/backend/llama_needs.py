@@ -1,4 +1,4 @@
-"""What a model takes once it is loaded, found without memory for its weights and its KV cache (``no_alloc``).
+"""What a model takes once it is loaded, found without memory for its weights and its KV cache (``no_alloc``); and whether it computes.
 
 For a process that may end: llama.cpp ends it at some files.
 """
@@ -17,17 +17,20 @@ from uma_trio.backend import llama_encoder
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_breakdown import breakdown
 from uma_trio.backend._llama_info import placed
-from uma_trio.backend._llama_load import load_model, make_context
+from uma_trio.backend._llama_load import compute_tokens, load_model, make_context
 from uma_trio.backend._llama_options import (
+    FLASH_LEFT,
     FLASH_OFF,
     FLASH_ON,
     checked,
     chosen_flash,
     spare_sequences,
 )
-from uma_trio.backend._llama_vocab import ModelHandle
+from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
+from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_copy_bytes
+from uma_trio.backend.kv_types import kv_pair
 from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.backend.placement import Placement
 from uma_trio.sizes import MIB
@@ -35,6 +38,11 @@ from uma_trio.sizes import MIB
 # llama-context.cpp, sched_reserve and the constructor: "%10s compute buffer size = %8.2f MiB".
 _COMPUTE: Final = re.compile(r" compute buffer size = +([0-9.]+) MiB")
 _OUTPUT: Final = re.compile(r" output buffer size = +([0-9.]+) MiB")
+_FEW: Final = 256  # cells
+# Each first byte and each later byte that UTF-8 has: vocabularies without a token for one throw where it is looked for.
+_EVERY_BYTE: Final = "".join(
+    map(chr, (*range(0x800), *range(0x800, 0xD800, 0x400), 0xE000, 0xFFFD, *range(0x10000, 0x110000, 0x8000)))
+)  # fmt: skip
 _ANONYMOUS: Final = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -75,6 +83,48 @@ def of_model(path: Path, question: Question) -> Estimate:
     least = next(each for each in curve if each.n_ctx == n_ctx)
     trained = header.number("context_length")
     return Estimate(trial.needs(n_ctx, flash), least, curve, trained)
+
+
+def compute_two_tokens(path: Path, question: Question | None) -> None:
+    """Tokenise every kind of byte, and compute two tokens, on one thread of the CPU. Without a question it is an encoder.
+
+    Most of what llama.cpp asserts of a model it asserts only while it computes. The weights are mapped, so that they are in
+    memory once for all processes, and read from the disk once. Raises :class:`ModelError`.
+    """
+    _listen()
+    if question is None:
+        model = llama_encoder.load_weights(path, as_stored=True)
+        contexts = [llama_encoder.make_encoder_context(model, path, threads=1, most=_FEW)[0]]
+    else:
+        model = load_model(path, gpu_layers=0, as_stored=True)
+        contexts = [_small_context(model, path, question, flash) for flash in _flashes(question)]
+    vocabulary = LlamaVocabulary(model)
+    for special in (False, True):
+        vocabulary.tokenize(_EVERY_BYTE, add_special=special, parse_special=special)
+    for context in contexts:
+        if not compute_tokens(context, encodes=not llama.llama_get_memory(context)):
+            raise ModelError(f"{path}: llama.cpp cannot compute this model; download it again.")
+
+
+def _flashes(question: Question) -> Sequence[int]:
+    """Return the ways in which attention may be computed once the model is loaded."""
+    if question.flash_attention != "auto":
+        return [FLASH_ON if question.flash_attention == "on" else FLASH_OFF]
+    return [FLASH_LEFT] if kv_pair(question.kv_type)[1].quantised else [FLASH_OFF, FLASH_LEFT]
+
+
+def _small_context(model: ModelHandle, path: Path, question: Question, flash: int) -> int:
+    return make_context(
+        model.pointer,
+        path,
+        n_ctx=_FEW,
+        n_seq_max=1,
+        streams=False,
+        n_batch=32,
+        threads=1,
+        kv_type=question.kv_type,
+        flash=flash,
+    )
 
 
 class _Trial:

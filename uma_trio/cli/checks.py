@@ -258,6 +258,24 @@ def check_memory(configs: Sequence[Config]) -> list[Finding]:
     return found
 
 
+def check_computing(configs: Sequence[Config]) -> list[Finding]:
+    """See whether two tokens of each model can be computed, in a process of its own, as before it is loaded on demand."""
+    from uma_trio.backend.base import ModelError
+    from uma_trio.config.errors import ConfigError
+    from uma_trio.wiring import try_computing
+
+    found = []
+    for config in configs:
+        about = "computing" if len(configs) == 1 else f"computing of {name_of(config)}"
+        try:
+            try_computing(config)
+        except (ConfigError, ModelError) as error:
+            found.append(Finding(about, "blocks", str(error)))
+        else:
+            found.append(Finding(about, "ok", "two tokens were computed in a process of its own"))
+    return found
+
+
 def _judged(about: str, needed: Estimate, room: int | None) -> Finding:
     need, least = needed.needs, needed.least
     what = (

@@ -129,12 +129,15 @@ def examine(flags: dict[str, str | None]) -> list[Finding]:
         told = f"those of the running daemon: {running.flags or 'its defaults'}"
         findings.append(Finding("settings", "ok", told))
     llama, served = checks.probe_llama(config.llama), config.each()
+    models = [(each, _of_model(config, each, llama.devices)) for each in served]
+    sound = [each for each, found in models if all(one.weight != "blocks" for one in found)]
     return [
         *findings,
         *checks.check_llama(llama),
         *checks.check_policy(config),
-        *(found for each in served for found in _of_model(config, each, llama.devices)),
+        *(one for _, found in models for one in found),
         *([] if is_loaded else checks.check_memory(served)),
+        *([] if llama.status else checks.check_computing(sound)),
         *check_socket(config.socket),
         *judge_running(running),
         *check_http(config),

@@ -81,14 +81,16 @@ class Post:
             self._wake.send(b"x")
 
     def close(self) -> None:
-        """End the thread and every line."""
-        self._closed = True
+        """Have the thread end every line, and then itself. Waits for neither."""
+        with self._lock:
+            self._closed = True
+            if self._thread is None:
+                self._close()
         with suppress(OSError):
             self._wake.send(b"x")
-        if self._thread is not None:
-            self._thread.join()
-        else:
-            self._selector.close()
+
+    def _close(self) -> None:
+        self._selector.close()
         self._woken.close()
         self._wake.close()
 
@@ -109,7 +111,7 @@ class Post:
                 self._end(key.data)
         while self._news:
             self._end(self._news.popleft())
-        self._selector.close()
+        self._close()
 
     def _carried(self, line: FrameSocket, events: int) -> bool:
         """Read and write what can be; False if the other side is gone, or what it says is nonsense."""

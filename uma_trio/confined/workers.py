@@ -23,6 +23,7 @@ from uma_trio.confined.post import FrameSocket, Gone, Post
 _ENDED: Final = msgspec.msgpack.Decoder(Ended)
 # A host that ends at once is not started again by every request.
 _RESTART_S: Final = 1.0
+_END_S: Final = 1.0
 OUT_OF_CPU: Final = "out of CPU time"
 OUT_OF_TIME: Final = "out of time"
 OUT_OF_MEMORY: Final = "out of memory"
@@ -180,17 +181,12 @@ class Workers:
         return worker
 
     def close(self) -> None:
-        """End the host and every worker. Waits a moment for the host."""
+        """Have the host and every worker end. Waits for none of them."""
         with self._lock:
             self._closed = True
-            process, self._process, self._host = self._process, None, None
+            self._host = None
+            self._setup = bytes  # the thread must keep nothing of what it was made of
         self._post.close()
-        if process is not None:
-            try:
-                process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
     def _end(self, number: int) -> None:
         with self._lock:
@@ -252,10 +248,15 @@ class Workers:
             process, self._process, self._host = self._process, None, None
             workers = list(self._running.values())
             self._running.clear()
-        if process is not None:
-            process.wait()
         for worker in workers:
             worker.over("its host has ended")
+        if process is None:
+            return
+        try:
+            process.wait(_END_S)  # its socket is closed, with which it ends
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _reason(number: int) -> str:

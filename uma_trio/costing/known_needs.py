@@ -1,4 +1,4 @@
-"""Remember what memory a model takes, so that its files are tried in a process of their own only once.
+"""Remember what memory a model takes, and that it computes, so that its files are tried in a process of their own only once.
 
 A file beside the staircases (:mod:`uma_trio.costing.store`). Its name has everything that changes the sum: the model's files as they are,
 how it is loaded, and the build of llama.cpp.
@@ -18,7 +18,7 @@ from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.costing.store import cache_folder, put
 from uma_trio.machine import identity
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +28,9 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     least: dict[str, int]
     curve: list[dict[str, int]]
     trained: int
+
+
+_COMPUTES = ".computes"  # behind the name of the same file
 
 
 def needs_file(files: Sequence[Path], question: Question | None, build: str) -> Path:
@@ -52,3 +55,13 @@ def recall(path: Path) -> Estimate | None:
 def remember(path: Path, found: Estimate) -> None:
     """Store what a model takes; a cache that cannot be written is no error."""
     put(path, msgspec.json.encode(asdict(found)))
+
+
+def recall_computing(path: Path) -> bool:
+    """Return whether two tokens of the model whose needs are kept in `path` were computed."""
+    return path.with_suffix(_COMPUTES).exists()
+
+
+def remember_computing(path: Path) -> None:
+    """Store that two tokens were computed; a cache that cannot be written is no error."""
+    put(path.with_suffix(_COMPUTES), b"")

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
+from weakref import ref
 
 import trio
 from attrs import define, field
@@ -23,6 +25,7 @@ from uma_trio.http.wire import sse
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Reply
 from uma_trio.http.wire.settings import Shared
+from uma_trio.service.ask import Refusal
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.visibility import Running, Viewer, figures_for
@@ -86,6 +89,7 @@ class Watcher:
     model: str | None = field(kw_only=True)
     _tick: int = -1
     _told: Mapping[str, Any] = field(factory=dict)
+    _served: ref[ServedModel] | None = None  # whose ticks were told; not kept in memory
     _figures_at: float = -math.inf
 
     @property
@@ -123,27 +127,35 @@ class Watcher:
         now = trio.current_time()
         if now - self._figures_at >= FIGURES_S:
             self._figures_at = now
-            found = figures_for(
-                self.principal, service.metrics(None if served is None else served.bounds.model)
-            )
+            found = figures_for(self.principal, (served or service).telemetry.snapshot())
             changed["figures"] = {
                 name: found[name] for name in _FIGURES if name in found
             } | _speeds(found)
+        latest = snapshots[0] if served is None else served.latest or snapshots[0]
+        if served is not None and self._is_loaded_again(served, latest):
+            self._tick = -1
         if self.wants_ticks and served is not None:
             changed |= self._ticks(served)
         if not changed:
             return b""
-        latest = snapshots[0] if served is None else served.latest or snapshots[0]
-        self._tick = latest.tick
+        if served is not None:
+            self._tick = latest.tick
         changed |= {"type": "picture", "at": round(latest.at, 3), "tick": latest.tick}
-        return b"id: %b-%d\n%b" % (self.shared.name.encode(), latest.tick, sse.named(changed))
+        return b"id: %b-%d\n%b" % (self.shared.name.encode(), self._tick, sse.named(changed))
+
+    def _is_loaded_again(self, served: ServedModel, latest: Snapshot) -> bool:
+        """Whether the ticks of the model are counted from the first one again."""
+        before, self._served = self._served, ref(served)
+        return latest.tick < self._tick or (before is not None and before() is not served)
 
     def _watched(self) -> ServedModel | None:
         """Return the model whose ticks and figures are told; None while it is not loaded."""
         service = self.shared.service
         if self.model is None:
             return service.default
-        return next((one for one in service.models if one.bounds.names(self.model)), None)
+        with suppress(Refusal):
+            return service.find(self.model)
+        return None
 
     def _ticks(self, served: ServedModel) -> dict[str, Any]:
         ticks = served.ticks_after(self._tick, MOST_TICKS)

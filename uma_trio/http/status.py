@@ -38,7 +38,7 @@ async def health(exchange: Exchange, shared: Shared) -> Reply:
     service = shared.service
     if service.draining:
         raise fault_of(Code.E_LIFECYCLE_001, "the daemon is stopping")
-    if "ready" in exchange.head.query and (await service.pulse.read()).hangs:
+    if "ready" in exchange.head.query and (await service.load_reading()).hangs:
         raise fault_of(Code.E_RUNTIME_004, f"the engine has not answered for {SILENT_S:g} s")
     return Reply(200, b'{"status":"ok"}')
 
@@ -72,14 +72,14 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
     service.questions.charge(spent)  # the helper thread holds the GIL meanwhile
     if as_json:
         return Reply(200, body)
-    reading = router_metrics(await service.pulse.read()).encode()
+    reading = router_metrics(await service.load_reading()).encode()
     since = (("Process-Start-Time-Unix", str(shared.started)),)
     return Reply(200, body + reading, content_type=_PROMETHEUS, headers=since)
 
 
 async def router_figures(exchange: Exchange, shared: Shared) -> Reply:
     """Return only the load of this machine, for routers that ask many times a second."""
-    reading = await shared.service.pulse.read()
+    reading = await shared.service.load_reading()
     return Reply(200, router_metrics(reading).encode(), content_type=_PROMETHEUS)
 
 

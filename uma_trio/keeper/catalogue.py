@@ -11,7 +11,9 @@ from uma_trio.backend.base import Adapter
 from uma_trio.config.models import ON_DEMAND
 from uma_trio.config.options import Config
 from uma_trio.keeper.entry import Entry
+from uma_trio.service.choice import called
 from uma_trio.service.variants import by_list, by_name, name_of
+from uma_trio.words import Gives
 
 AGAIN_S = 30.0
 """Who failed to load is not tried again for so long."""
@@ -32,18 +34,19 @@ class Catalogue:
         """The models without adapters."""
         return [each for each in self.entries if each.base is None]
 
-    def find(self, name: str) -> Entry | None:
-        """Return the model of this name, which may be that of a variant.
+    def find(self, name: str, gives: Gives | None = None) -> Entry | None:
+        """Return the model of this name as :func:`called` chooses it, which may be a variant.
 
         Raises:
             Refusal: it has no such adapter.
         """
-        for entry in self.entries:
-            if name in entry.names:
-                return entry
-        model, _, adapters = name.rpartition(":")
-        base = next((e for e in self.entries if not e.base and model in e.names), None)
-        if base is None or not base.known or adapters == "latest":
+        return called(name, self.bases, gives, self._variant_called)
+
+    def _variant_called(self, name: str, bases: Sequence[Entry]) -> Entry | None:
+        """Return a model of these with the adapters that are behind the last colon of a name."""
+        base = next((one for one in bases if one.known), None)
+        adapters = name.rpartition(":")[2]
+        if base is None or adapters == "latest":
             return None
         return self.variant(base, by_name(adapters, base.known))
 
@@ -83,7 +86,6 @@ def _variant_config(config: Config, name: str) -> Config:
         load=ON_DEMAND,
         lora=(),
         is_variant=True,
-        model_ttl_s=None,
         model_pin=False,
         trace=trace,
     )

@@ -21,8 +21,9 @@ from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.deployment import Deployment, KeptPrefixes
 from uma_trio.service.ask import Refusal
+from uma_trio.service.served import ServedModel
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.wiring import adapters_of, chat_template, model_path
+from uma_trio.wiring import adapters_of, chat_template, configured_names, model_path
 from uma_trio.wiring_encoders import EncoderDeployment
 from uma_trio.words import Gives
 
@@ -36,16 +37,15 @@ class Unwanted(Exception):
 
 @define(eq=False)
 class Entry:
-    """One configured model. `held` closes what was opened for it; `used_at` is when a request had it last.
+    """One configured model. `held` closes what was opened for it, until its memory is free; `used_at` is when a request had it last.
 
     It `gives` text, vectors or scores. `waiting` requests wait for it. While it is loaded `phase` says what is done, as far
-    as `progress`. It was loaded at `loaded_at`, in `took_s`, for `payer`. `keep_s` is how long a request said that it
-    stays, and `served_as` what it was called when it was loaded last. `metrics` count on when it is loaded again. `estimate` is what memory it takes, once
+    as `progress`. It was loaded at `loaded_at`, in `took_s`, for `payer`, and `loads` times in all. `keep_s` is how long a request said that it
+    stays. `file_names` are what its file calls it, without those that are `reserved`: the operator gave them to other models. `metrics` count on when it is loaded again. `estimate` is what memory it takes, once
     that was found out, and `prefixes` are what was saved before it was unloaded. It failed at `failed_at`, because of `why`.
 
     A *variant* is the model `base` with some of its `known` adapters, in a context of its own on the same weights; one that
-    a request made up is `passing`, and forgotten when it is not loaded. `tried` are the adapters' files that were
-    tried with a model, and `further` what a further context of it takes. `files` are those of a variant's adapters as it has them.
+    a request made up is `passing`, and forgotten when it is not loaded. `files` are those of a variant's adapters as it has them.
     """
 
     config: Config
@@ -53,8 +53,6 @@ class Entry:
     base: Entry | None = None
     adapters: tuple[Adapter, ...] = ()
     passing: bool = False
-    tried: set[Hashable] = field(factory=set)
-    further: Estimate | None = None
     files: tuple[Hashable, ...] = ()
     state: State = "unloaded"
     deployment: AnyDeployment | None = None
@@ -69,8 +67,10 @@ class Entry:
     is_tried: bool = False
     loaded_at: float = -math.inf
     took_s: float = 0.0
+    loads: int = 0
     keep_s: float | None = None
-    served_as: tuple[str, ...] = ()
+    file_names: tuple[str, ...] = ()
+    reserved: frozenset[str] = frozenset()
     metrics: Metrics = field(factory=Metrics)
     prefixes: KeptPrefixes | None = None
     payer: str = ""
@@ -86,10 +86,20 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may call it."""
+        """What requests may call it: the same before and after it is loaded, as far as its file stays the same."""
         if self.deployment is not None:
             return self.deployment.served.names
-        return self.served_as or self.config.alias or (str(self.config.model),)
+        return (*self.configured, *self.file_names) or (str(self.config.model),)
+
+    @property
+    def configured(self) -> tuple[str, ...]:
+        """Those of them that the operator gave it."""
+        return configured_names(self.config)
+
+    @property
+    def served(self) -> ServedModel | None:
+        """The model, if it is loaded and takes requests."""
+        return None if self.deployment is None else self.deployment.served
 
     @property
     def path(self) -> str:
@@ -148,16 +158,31 @@ class Entry:
         )
 
     @property
+    def is_asked(self) -> bool:
+        """Whether a request has it, or is about to: the time that it stays begins when that is over."""
+        return self.waiting > 0 or (
+            self.deployment is not None and self.deployment.served.uses.are_requests
+        )
+
+    @property
     def lives_s(self) -> float | None:
-        """How long it stays loaded while nobody uses it; None: until its memory is needed."""
+        """How long it stays loaded while nobody uses it; None: until its memory is needed. A variant stays as long as its model."""
+        if self.base is not None and self.keep_s is None:
+            return self.base.lives_s
         found = self.config.model_ttl_s if self.keep_s is None else self.keep_s
         return None if self.config.model_pin or found == math.inf else found
+
+    def touch(self) -> None:
+        """Note that a request has it now. A request of a variant is one of its model, too."""
+        self.used_at = trio.current_time()
+        if self.base is not None:
+            self.base.touch()
 
     @property
     def expires_s(self) -> float | None:
         """How long it stays loaded from now on if nobody asks it; None: until its memory is needed."""
         lives_s = self.lives_s
-        if lives_s is None or self.in_use:
+        if lives_s is None or self.is_asked:
             return lives_s
         return max(0.0, self.used_at + lives_s - trio.current_time())
 

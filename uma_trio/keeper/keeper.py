@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
+from attrs import evolve
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import ModelError
+from uma_trio.backend.llama_probe import Untried
 from uma_trio.backend.needs import Estimate
 from uma_trio.config.errors import ConfigError
 from uma_trio.costing.measured import Neighbour
-from uma_trio.deployment import Loaded, Read, load
+from uma_trio.deployment import Deployment, Loaded, Read, load
 from uma_trio.keeper.catalogue import AGAIN_S, Catalogue
 from uma_trio.keeper.entry import AnyDeployment, Entry, Unwanted
 from uma_trio.keeper.room import ModelRoom, NoRoom, collect
-from uma_trio.keeper.trial import tried
+from uma_trio.keeper.trial import computed, probed, recalled, tried
 from uma_trio.service.ask import Refusal
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.telemetry import log
-from uma_trio.wiring import load_backend
-from uma_trio.wiring_encoders import EncoderDeployment, LoadedEncoder, load_encoder
+from uma_trio.wiring import load_backend, nth_trace
+from uma_trio.wiring_encoders import LoadedEncoder, load_encoder
+
+Found = TypeVar("Found")
 
 _LOOK_S: Final = 0.25
+_RECORDS_S: Final = 1.0  # for an engine that ends to tell of its latest requests
+_LOOKS: Final = 3  # at files that are replaced each time
 _FAULT: Final = "a fault of the daemon's; its log says more"
 _DIED: Final = "the engine of this model has stopped"
 
@@ -49,21 +55,21 @@ class Keeper(Catalogue):
         super().__init__(entries)
         self._service = service
         self._deploy, self._let_go, self._loading = deploy, let_go, loading
-        self._one, self._trial = trio.Lock(), trio.Lock()
+        self._one, self._probing = trio.Lock(), trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._log = log.get("models")
-        self._room = ModelRoom(self.entries, self.unload, self._may_go)
+        self._room = ModelRoom(self.entries, self.unload, self._may_go, self._found)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Load what is asked for, and unload what is idle, until cancelled."""
+        """Load what is asked for, and unload what is idle, until cancelled. An unloading that has begun is finished."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             while True:
                 await trio.sleep(_LOOK_S)
                 for entry in tuple(self.entries):
                     lives_s = entry.lives_s
-                    if entry.in_use:
-                        entry.used_at = trio.current_time()
+                    if entry.is_asked:
+                        entry.touch()
                     elif lives_s is not None and trio.current_time() - entry.used_at >= lives_s:
                         await self.unload(entry)
 
@@ -81,7 +87,7 @@ class Keeper(Catalogue):
             Refusal: it cannot be loaded, is loaded only by name, or too many wait for it.
         """
         if entry.state == "loaded" and entry.deployment is not None:
-            entry.used_at = trio.current_time()
+            entry.touch()
             return entry.deployment.served
         if entry.waiting >= entry.config.max_queue:
             why = f"{entry.waiting} requests wait until {entry.names[0]} is loaded (--max-queue)"
@@ -113,7 +119,7 @@ class Keeper(Catalogue):
                 self._nursery.start_soon(self._load, entry)
             asked = entry.state == "loading"  # what comes of that is the answer
             await entry.changed.wait()
-        entry.used_at = trio.current_time()
+        entry.touch()
         return entry.deployment.served
 
     async def unload(self, entry: Entry) -> bool:
@@ -129,8 +135,7 @@ class Keeper(Catalogue):
         if entry.waiting and entry.state == "loaded":
             return False  # whoever asked is about to begin
         entry.become("unloading")
-        entry.served_as, entry.keep_s = deployment.served.names, None
-        entry.deployment = entry.held = None
+        entry.deployment = entry.keep_s = None
         self._service.remove(deployment.served)
         deployment.served.retire()
         nursery.start_soon(self._free, entry, deployment, held)
@@ -139,12 +144,15 @@ class Keeper(Catalogue):
         return True
 
     async def _free(self, entry: Entry, deployment: AnyDeployment, held: ExitStack) -> None:
-        """End the computing of a model that takes no more requests, and free its memory."""
-        await self._service.keep_records(deployment.served)
-        await self._let_go(deployment)
-        entry.prefixes = deployment.prefixes()
-        del deployment
-        await trio.to_thread.run_sync(_freed, held)
+        """End the computing of a model that takes no more requests, and free its memory, also while the daemon ends."""
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(_RECORDS_S):
+                await self._service.keep_records(deployment.served)
+            await self._let_go(deployment)
+            entry.prefixes = deployment.prefixes()
+            del deployment
+            await trio.to_thread.run_sync(_freed, held)
+            entry.held = None
         self._log.info("unloaded", model=entry.names[0])
         entry.become("unloaded")
 
@@ -152,14 +160,15 @@ class Keeper(Catalogue):
         """Note that the engine of a model has died, and have its memory freed."""
         for entry in self.entries:
             if entry.deployment is deployment and self._nursery is not None:
-                held, entry.held = entry.held or ExitStack(), None
-                entry.served_as, entry.deployment = deployment.served.names, None
+                entry.deployment = None
                 deployment.served.retire()
                 entry.become("unloading", _DIED)
-                self._nursery.start_soon(self._free_dead, entry, held)
+                self._nursery.start_soon(self._free_dead, entry, entry.held or ExitStack())
 
     async def _free_dead(self, entry: Entry, held: ExitStack) -> None:
-        await trio.to_thread.run_sync(_freed, held)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(_freed, held)
+            entry.held = None
         entry.failed_at = trio.current_time()
         entry.become("failed", _DIED)
 
@@ -199,10 +208,9 @@ class Keeper(Catalogue):
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(_freed, held)
         if entry.deployment is not None:
-            entry.used_at = entry.loaded_at = trio.current_time()
+            entry.loaded_at = trio.current_time()
+            entry.touch()
             entry.prefixes = None  # the engine has them
-            if entry.payer:
-                entry.deployment.served.debts[entry.payer] = entry.took_s
             self._log.info("loaded", model=name, seconds=round(entry.took_s, 1))
             entry.become("loaded")
         elif entry.state != "failed":
@@ -217,21 +225,83 @@ class Keeper(Catalogue):
         entry.become("failed", f"{name} cannot be loaded: {why}")
 
     async def _in_turn(self, entry: Entry, held: ExitStack) -> None:
-        """Load a model when it is its turn and there is room. Cancelled before the loading begins, it does nothing."""
-        base = entry.base
-        if base is not None:
-            await self._wait_for_base(entry, base)
-        entry.phase = "is tried before it is loaded"
-        async with self._trial:
-            with self._loading():
-                entry.estimate = await trio.to_thread.run_sync(tried, entry, abandon_on_cancel=True)
-        while entry.deployment is None:
+        """Load a model when there is room and it is its turn. Cancelled before the loading begins, it does nothing.
+
+        Room is waited for without the lock: a model that fits is loaded meanwhile. What was true before a wait is looked at
+        again behind it, the files, too.
+        """
+        try:
+            while entry.deployment is None:
+                await self._step(entry, held)
+        finally:
+            self._room.leave(entry)
+
+    async def _step(self, entry: Entry, held: ExitStack) -> None:
+        """Load a model if nothing has changed behind its waits."""
+        if entry.base is not None:
+            await self._wait_for_base(entry, entry.base)
+        if not entry.is_tried:
+            entry.phase = "is tried before it is loaded"
+        needed = entry.estimate = await self._tried(tried, entry)
+        with suppress(Untried):  # what is known to be damaged makes nobody go
+            await trio.to_thread.run_sync(recalled, computed, entry)
+        has_room = True
+        try:
+            await self._room.wait_for(entry, needed)
+        except NoRoom:
+            if not self._one.locked():
+                raise
+            has_room = False  # what is being loaded now may make room then
+        if self._one.locked():
             entry.is_tried, entry.phase = True, "waits until another model is loaded"
-            async with self._one:
-                if base is None or base.state == "loaded":
-                    await self._now(entry, entry.estimate, held)
-                    return
-            await self._wait_for_base(entry, base)
+        async with self._one:
+            if has_room and await self._is_ready(entry, needed, held):
+                await self._now(entry, held)
+            else:
+                held.close()
+
+    async def _is_ready(self, entry: Entry, needed: Estimate, held: ExitStack) -> bool:
+        """Whether a model whose turn it is can be loaded at once. What a variant is loaded on is held from here on."""
+        base = entry.base
+        if base is not None and (base.state != "loaded" or base.deployment is None):
+            return False
+        if base is not None and base.deployment is not None:
+            held.callback(base.deployment.served.uses.begin(holds=True))
+        if not await self._room.has_room(entry, needed):
+            return False
+        if base is None:
+            await self._tried(computed, entry)
+        entry.is_tried = True
+        return await self._tried(tried, entry) == needed
+
+    async def _tried(self, look: Callable[[Entry], Found], entry: Entry) -> Found:
+        """Return what is found by looking at the files of a model that somebody waits for. Raises :class:`ModelError`."""
+        found = await self._found(look, entry, entry.payer)
+        if not entry.waiting:
+            raise Unwanted
+        return found
+
+    async def _found(self, look: Callable[[Entry], Found], entry: Entry, payer: str = "") -> Found:
+        """Return what is known of the files of a model as they are now, or is found by a process of its own.
+
+        There is one such process at a time. It runs to its end also if the last client leaves: what it finds is remembered,
+        and who asks again joins it. The `payer` is charged for it.
+        """
+        for _ in range(_LOOKS):
+            try:
+                return await trio.to_thread.run_sync(recalled, look, entry)
+            except Untried:
+                pass
+            async with self._probing:
+                scope, entry.before_thread = entry.before_thread, None
+                began = trio.current_time()
+                try:
+                    with self._loading():
+                        await trio.to_thread.run_sync(probed, look, entry)
+                finally:
+                    entry.before_thread = scope
+                    self._service.charge(payer, trio.current_time() - began)
+        raise ModelError("its files change while they are looked at; try again.")
 
     async def _wait_for_base(self, entry: Entry, base: Entry) -> None:
         """Have the model of a variant loaded. Not used yet, it may make room for others meanwhile.
@@ -242,48 +312,50 @@ class Keeper(Catalogue):
         entry.phase = f"waits for model {base.names[0]}"
         await self.ready(base, entry.payer)
 
-    async def _now(self, entry: Entry, needed: Estimate, held: ExitStack) -> None:
-        """Load a model once there is room. One is loaded at a time."""
-        read = self._on_base(entry, held)
-        await self._room.make(entry, needed)
+    async def _now(self, entry: Entry, held: ExitStack) -> None:
+        """Load a model that there is room for."""
         entry.before_thread = None  # `show` ends it from here on
         began = trio.current_time()
-        with self._loading():
-            loaded = await self._loaded(entry, held, read)
-        entry.deployment, entry.held = self._deploy(entry, loaded), held
-        entry.took_s = trio.current_time() - began
+        try:
+            with self._loading():
+                loaded = await self._loaded(entry, held)
+            entry.held = held
+            entry.deployment = self._deploy(entry, loaded)
+        finally:
+            entry.took_s = trio.current_time() - began
+            self._service.charge(entry.payer, entry.took_s)
 
-    async def _loaded(
-        self, entry: Entry, held: ExitStack, read: Read | None
-    ) -> Loaded | LoadedEncoder:
-        on_loading = partial(entry.show, "is loading")
+    async def _loaded(self, entry: Entry, held: ExitStack) -> Loaded | LoadedEncoder:
+        on_loading, config = partial(entry.show, "is loading"), entry.config
         if entry.gives != "text":
-            return await load_encoder(entry.config, held, on_loading, tried=True)
+            return await load_encoder(config, held, on_loading, tried=True)
+        entry.loads += 1
+        if config.trace is not None and entry.loads > 1:
+            config = evolve(config, trace=nth_trace(config.trace, entry.loads))
         neighbour = self._neighbour()
         return await load(
-            entry.config,
+            config,
             held,
             on_loading,
             partial(entry.show, "is measured"),
-            read=read or partial(load_backend, several=True, measures=neighbour is None),
+            metrics=entry.metrics,
+            read=_on_base(entry) or partial(load_backend, several=True, measures=neighbour is None),
             beside=neighbour,
         )
-
-    def _on_base(self, entry: Entry, held: ExitStack) -> Read | None:
-        """Return what makes a variant's context; the weights stay in memory for as long as it is there."""
-        if entry.base is None or entry.base.deployment is None:
-            return None
-        if isinstance(entry.base.deployment, EncoderDeployment):
-            return None  # it has no variants
-        held.callback(entry.base.deployment.served.uses.begin())
-        backend, adapters = entry.base.deployment.backend, entry.adapters
-        return lambda _config, _progress: backend.variant(adapters)
 
     def _neighbour(self) -> Neighbour | None:
         """Return what is known of the machine by a model that is loaded."""
         loaded = [each.deployment for each in self.entries if each.deployment is not None]
         found = (each.as_neighbour() for each in loaded)
         return next((each for each in found if each is not None), None)
+
+
+def _on_base(entry: Entry) -> Read | None:
+    """Return what makes a variant's context on the weights of its model."""
+    if entry.base is None or not isinstance(entry.base.deployment, Deployment):
+        return None  # an encoder has no variants
+    backend, adapters = entry.base.deployment.backend, entry.adapters
+    return lambda _config, _progress: backend.variant(adapters)
 
 
 def _freed(held: ExitStack) -> None:

@@ -1,31 +1,51 @@
-"""Files of models are tried in a process of their own, which says what memory they take. For helper threads."""
+"""What is found by looking at the files of models, which a process of its own does. For helper threads."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 
-from uma_trio.backend.base import Adapter, ModelError, ModelFacts
+import trio
+
+from uma_trio.backend.base import ModelError, ModelFacts
+from uma_trio.backend.gguf_header import mark_of
+from uma_trio.backend.llama_probe import probing
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.keeper.entry import Entry
-from uma_trio.wiring import estimate, try_adapters, variant_estimate
+from uma_trio.wiring import estimate, try_adapters, try_computing, variant_estimate
+
+Found = TypeVar("Found")
+
+
+def recalled(look: Callable[[Entry], Found], entry: Entry) -> Found:
+    """Return what is known already. Raises :class:`.llama_probe.Untried`, or what `look` raises."""
+    with probing(starts=False):
+        return look(entry)
+
+
+def probed(look: Callable[[Entry], Found], entry: Entry) -> Found:
+    """Return what a process finds, which is ended when this thread's task is cancelled. Raises what `look` raises."""
+    with probing(poll=trio.from_thread.check_cancelled):
+        return look(entry)
 
 
 def tried(entry: Entry) -> Estimate:
-    """Try the files of a model, and return what it takes. Raises :class:`ModelError`.
-
-    An adapter is tried once with its model, whatever scales requests ask for: a trial reads the model's file.
-    """
+    """Try the files of a model, and return what it takes. Raises :class:`ModelError`."""
     if entry.base is None:
         return estimate(entry.config)
-    marks = {each.name: _mark(each) for each in entry.adapters}
-    untried = [each for each in entry.adapters if marks[each.name] not in entry.base.tried]
-    if untried or entry.base.further is None:
-        try_adapters(entry.config, untried)
-        entry.base.further = variant_estimate(entry.config)
-        entry.base.tried.update(marks.values())
-    if (files := tuple(marks.values())) != entry.files:
+    try_adapters(entry.config, entry.adapters)
+    files: tuple[object, ...] = ()
+    with suppress(ModelError):  # it is loaded next, and that says so
+        files = tuple((each.path, mark_of(each.path)) for each in entry.adapters)
+    if files != entry.files:
         entry.files, entry.prefixes = files, None  # they are those of other adapters
-    return entry.base.further
+    return variant_estimate(entry.config)
+
+
+def computed(entry: Entry) -> None:
+    """Have two tokens of a model computed: llama.cpp ends the process at what it finds only then. Raises :class:`ModelError`."""
+    try_computing(entry.config)
 
 
 def held_by(entry: Entry, model: ModelFacts) -> Estimate:
@@ -40,12 +60,3 @@ def held_by(entry: Entry, model: ModelFacts) -> Estimate:
         weights = model.weight_bytes if entry.base is None else 0
         needs = Needs(n_ctx, int(weights), 0, int(model.cell_bytes * n_ctx), 0)
         return Estimate(needs, needs)
-
-
-def _mark(adapter: Adapter) -> Hashable:
-    """Return what an adapter's file is known by: another one of the same name is tried again."""
-    try:
-        found = adapter.path.stat()
-    except OSError:
-        return adapter.path
-    return adapter.path, found.st_mtime_ns, found.st_size

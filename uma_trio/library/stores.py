@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from uma_trio.library.hub_cache import cache_folder, cached_repositories
 from uma_trio.library.weights_names import is_model, part_of, quant_of, stem_of
+from uma_trio.saying import one_line
 
 _MOST_MANIFEST: Final = 1 << 20
 _MOST_FILES: Final = 10_000
@@ -26,7 +27,7 @@ _OLLAMA_SERVICE: Final = Path("/usr/share/ollama/.ollama/models")
 class Found:
     """A model on this machine: how it is called, which program keeps it, and its first file."""
 
-    name: str
+    name: str = field(converter=one_line)
     source: str
     path: Path
 

@@ -239,6 +239,14 @@ class Connection:
         if isinstance(event, Error):
             self._service.telemetry.error_sent(event.code)
 
+    def _refuse(self, refusal: Refusal, request: str | None = None) -> None:
+        """Answer a question that is refused. It ends the connection where nothing runs, and never the request that runs."""
+        event = refusal_event(refusal, request, idle=self._running is None)
+        if event.fatal:
+            self.end(event)
+        else:
+            self._say(event)
+
     # --- the reader half ---
 
     async def _read(self) -> None:
@@ -428,7 +436,7 @@ class Connection:
     def _on_prefix(self, request: Prefix) -> None:
         if request.action == "pin" and request.session is None:
             fault = "session is missing: `pin` needs to know whose latest turn to keep"
-            self._say(error_event(Code.E_PROTO_003, fault))
+            self._refuse(Refusal(Code.E_PROTO_003, fault))
             return
         self._look(lambda: self._prefixes(request))
 
@@ -454,9 +462,9 @@ class Connection:
             self._idle_since = trio.current_time()
             self._say(event)
         except Refusal as refusal:
-            self.end(refusal_event(refusal, None))
+            self._refuse(refusal)
         except LocalProtocolError as fault:
-            self.end(error_event(fault.code, fault.message))
+            self._refuse(_unsendable(fault))
         if ends:
             self.end()
         self._inspected = None
@@ -469,29 +477,27 @@ class Connection:
         """Load or unload a model beside what the client says: it may leave before that has come to its end."""
         if not self._principal.is_operator:
             why = "only the user that runs the daemon may load and unload models"
-            self._say(error_event(Code.E_AUTH_002, why))
+            self._refuse(Refusal(Code.E_AUTH_002, why))
         elif self._loads:
             why = "this connection loads or unloads a model already; wait for its ok"
-            self._say(error_event(Code.E_PROTO_004, why))
+            self._refuse(Refusal(Code.E_PROTO_004, why))
         else:
             self._loads += 1
             self._nursery.start_soon(self._load, request)
 
     async def _load(self, request: LoadModel | UnloadModel) -> None:
+        change = self._service.load if isinstance(request, LoadModel) else self._service.unload
+        refused: Refusal | None = None
         try:
-            if isinstance(request, LoadModel):
-                await self._service.load(request.model)
-            else:
-                await self._service.unload(request.model)
-            answer: Event = Ok()
+            await change(request.model)
         except Refusal as refusal:
-            answer = refusal_event(refusal, None)
+            refused = refusal
         self._loads -= 1
         self._idle_since = trio.current_time()
-        if isinstance(answer, Error) and answer.fatal and self._running is None:
-            self.end(answer)
-            return
-        self._say(answer)
+        if refused is None:
+            self._say(Ok())
+        else:
+            self._refuse(refused)
         self._reading.deadline = self._deadline()
 
     def _on_metrics(self, request: GetMetrics) -> None:
@@ -515,8 +521,12 @@ class Connection:
         with scope:
             while True:
                 await trio.sleep(interval_s)
-                if not self._writer.waiting_bytes:  # else it does not read: tell it less often
+                if self._writer.waiting_bytes:
+                    continue  # it does not read: tell it less often
+                try:
                     self._say(await self._in_turn(self._figures))
+                except LocalProtocolError as fault:
+                    self._refuse(_unsendable(fault))
 
     def _on_closed(self, _: ConnectionClosed) -> None:
         if self._is_idle:
@@ -548,6 +558,12 @@ class Connection:
         if self._leaves and self._is_idle:
             self._take_no_more()
         self._reading.deadline = self._deadline()
+
+
+def _unsendable(fault: LocalProtocolError) -> Refusal:
+    """Return the refusal of a question whose answer cannot be sent: most likely it is too long for a frame."""
+    is_long = fault.code is Code.E_PROTO_002
+    return Refusal(Code.E_LIMIT_005 if is_long else fault.code, fault.message)
 
 
 def too_many(settings: Settings, request: str | None = None) -> Error:

@@ -265,13 +265,19 @@ class Answers:
 
     def _submit(self, prepared: Sequence[Prepared]) -> None:
         pairs = zip(self.generations, prepared, strict=True)
-        messages = [generation.submission(each, self.served) for generation, each in pairs]
+        debts, payer = self._service.debts, self._origin.principal.counts_as
+        owes = [debts.get(payer, 0.0), *[0.0] * (len(self.generations) - 1)]
+        messages = [
+            generation.submission(each, self.served, owes_s)
+            for (generation, each), owes_s in zip(pairs, owes, strict=True)
+        ]
         try:
             self.served.inbox.submit(*messages)
         except QueueFull as full:
             raise Refusal(Code.E_LIMIT_003, str(full), retry_after_s=full.retry_after_s) from None
         except EngineStopped:
             raise Refusal(Code.E_RUNTIME_004, _STOPPED) from None
+        debts.pop(payer, None)  # a request that was refused has paid nothing
         for generation in self.generations:
             generation.was_submitted()
 

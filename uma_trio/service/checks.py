@@ -31,7 +31,8 @@ MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take 
 class Bounds:
     """The limits of a request. `n_ctx_seq` is the context of one request, in tokens; `longer` says how to get more.
 
-    `model` is what clients call the loaded model, and `aliases` are its other names.
+    `model` is what clients call the loaded model, and `aliases` are its other names. Those that only its file has are
+    `from_file`: the operator did not choose them.
 
     A reader that stops still gets `credit` tokens and the content of the kernel's buffer. A frame
     of 80 bytes takes about 768 bytes of that buffer, so with 8 KiB these are about twenty more.
@@ -45,6 +46,12 @@ class Bounds:
     credit: int = 16
     aliases: tuple[str, ...] = ()
     longer: str = ""
+    from_file: tuple[str, ...] = ()
+
+    @property
+    def configured(self) -> tuple[str, ...]:
+        """The names that the operator gave it."""
+        return tuple(name for name in (self.model, *self.aliases) if name not in self.from_file)
 
     def names(self, model: str) -> bool:
         """Whether this is a name of the loaded model."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from uma_protocol.errors import Code
@@ -10,6 +11,7 @@ from uma_trio.service.ask import Refusal
 from uma_trio.spelling import nearest
 from uma_trio.words import Gives
 
+_ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
 _LONGEST: Final = 256  # characters of a name in a message
 _DOES: Final[Mapping[Gives, str]] = {
     "text": "writes text",
@@ -36,6 +38,10 @@ class Choosable(Protocol):
         """What requests may call it; the first one is shown."""
 
     @property
+    def configured(self) -> tuple[str, ...]:
+        """Those of them that the operator gave it; the others are its file's."""
+
+    @property
     def gives(self) -> Gives:
         """What it makes of a text."""
 
@@ -47,10 +53,41 @@ class Choosable(Protocol):
 One = TypeVar("One", bound=Choosable)
 
 
-def called(names: Sequence[str], models: Sequence[One], gives: Gives | None) -> One | None:
-    """Return the model that has one of these names, the first of those that give what is asked: files may be called alike."""
-    found = [one for name in names for one in models if name in one.names]
-    return next((one for one in found if gives in (None, one.gives)), found[0] if found else None)
+def called(
+    name: str,
+    models: Sequence[One],
+    gives: Gives | None,
+    variant: Callable[[str, Sequence[One]], One | None] = lambda _name, _models: None,
+) -> One | None:
+    """Return the model of this name, loaded or not. This is the one place where a name becomes a model.
+
+    Names from the configuration come first, those from files after all of them: a file cannot take the name of another
+    model. Where several files have the name, it is the first model that `gives` what is asked. Behind each kind of name the
+    same is looked up without the tag ``:latest``, and `variant` finds a model with adapters, of those that it gets.
+
+    Raises:
+        Refusal: what `variant` raises, if no model has the name.
+    """
+    refused: Refusal | None = None
+    for is_configured in (True, False):
+        for each in dict.fromkeys((name, name.removesuffix(_ANY_TAG))):
+            named = partial(_has, each, is_configured=is_configured)
+            if found := [one for one in models if named(one)]:
+                return next((one for one in found if gives in (None, one.gives)), found[0])
+            base = each.rpartition(":")[0]
+            bases = [one for one in models if _has(base, one, is_configured=is_configured)]
+            try:
+                if bases and (made := variant(each, bases)) is not None:
+                    return made
+            except Refusal as refusal:
+                refused = refused or refusal
+    if refused is not None:
+        raise refused
+    return None
+
+
+def _has(name: str, one: Choosable, *, is_configured: bool) -> bool:
+    return name in (one.configured if is_configured else one.names)
 
 
 def instead(

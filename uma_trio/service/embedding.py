@@ -81,7 +81,7 @@ class TextsRequest(Protocol):
 class Embedder:
     """One encoder, as front ends see it. For trio's thread.
 
-    `name` is what messages call it. `debts` are what its loading cost, by who caused it, until that is charged.
+    `name` is what messages call it. `debts` are what users owe of the machine's time, until that is charged.
     """
 
     info: EncoderInfo

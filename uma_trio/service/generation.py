@@ -48,6 +48,7 @@ class AnswerHost(Protocol):
     shares: Shares
     playout: Playout
     log_request: LogRequest
+    debts: dict[str, float]
 
 
 class Generation:
@@ -110,8 +111,8 @@ class Generation:
         """The name of the model that has it; None while it is prepared."""
         return None if self.served is None else self.served.bounds.model
 
-    def submission(self, prepared: Prepared, served: ServedModel) -> Submit:
-        """Return the message that submits it to the engine of its model.
+    def submission(self, prepared: Prepared, served: ServedModel, owes_s: float) -> Submit:
+        """Return the message that submits it to the engine of its model, with `owes_s` charged to its user.
 
         Raises:
             Refusal: prompt and answer do not fit into the context together.
@@ -146,7 +147,7 @@ class Generation:
             constraint=prepared.constraint,
             pieces=prepared.pieces,
             progress=ask.progress,
-            owes_s=served.debts.pop(self.origin.principal.counts_as, 0.0),
+            owes_s=owes_s,
         )
 
     def was_submitted(self) -> None:

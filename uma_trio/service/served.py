@@ -61,16 +61,27 @@ class Uses:
     def __init__(self) -> None:
         # Helper threads end uses, too: changes of a set are atomic.
         self._uses: set[object] = set()
+        self._holds: set[object] = set()
 
     def __bool__(self) -> bool:
-        """Whether somebody uses the model."""
+        """Whether the memory of the model is used."""
+        return bool(self._uses) or bool(self._holds)
+
+    @property
+    def are_requests(self) -> bool:
+        """Whether something is computed for a client: a variant that is idle only holds the memory."""
         return bool(self._uses)
 
-    def begin(self) -> Callable[[], None]:
-        """Begin a use; what is returned ends it, and is idempotent."""
-        use = object()
-        self._uses.add(use)
-        return lambda: self._uses.discard(use)
+    @property
+    def held(self) -> int:
+        """How many hold the memory only: the variants that are loaded."""
+        return len(self._holds)
+
+    def begin(self, *, holds: bool = False) -> Callable[[], None]:
+        """Begin a use, or one that only `holds` the memory; what is returned ends it, and is idempotent."""
+        use, kind = object(), self._holds if holds else self._uses
+        kind.add(use)
+        return lambda: kind.discard(use)
 
     def during(self, run: RunBlocking) -> RunBlocking:
         """Return what runs functions as `run` does, each of which uses the model until it returns."""
@@ -100,7 +111,7 @@ class _Retired:
     """In place of the text of a model that is unloaded."""
 
     def __getattr__(self, name: str) -> object:
-        raise Refusal(Code.E_LIFECYCLE_001, _UNLOADED)
+        raise Refusal(Code.E_MODEL_001, _UNLOADED, retry_after_s=_AGAIN_S)
 
 
 class ServedModel:
@@ -136,8 +147,6 @@ class ServedModel:
         self.pulse = Pulse(self.snapshot, lambda: snapshots.latest, telemetry.outlook, slots)
         #: How tokens are chosen where a request does not say.
         self.defaults: Mapping[str, float] = defaults or {}
-        #: What its loading cost, by who caused it (:attr:`Principal.counts_as`), until that is charged.
-        self.debts: dict[str, float] = {} if embedder is None else embedder.debts
         #: While there is one, the model is not unloaded.
         self.uses = Uses()
         self._front_end = front_end
@@ -162,6 +171,11 @@ class ServedModel:
     def names(self) -> tuple[str, ...]:
         """What requests may call it; the first one is shown."""
         return (self.bounds.model, *self.bounds.aliases)
+
+    @property
+    def configured(self) -> tuple[str, ...]:
+        """Those of them that the operator gave it."""
+        return self.bounds.configured
 
     @property
     def gives(self) -> Gives:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -26,7 +26,7 @@ from uma_trio.service.choice import Choosable, called, instead, mismatch, none_g
 from uma_trio.service.directory import Directory, RunningRequest
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.playout import Playout
-from uma_trio.service.pulse import Pulse
+from uma_trio.service.pulse import LoadReading, Pulse
 from uma_trio.service.questions import Questions
 from uma_trio.service.request_log import LogRequest, no_log
 from uma_trio.service.served import ServedModel
@@ -42,13 +42,13 @@ from uma_trio.telemetry.outlook import Outlook
 from uma_trio.words import Gives, Lane
 
 _KEPT: Final = 64  # records of requests of unloaded models; as many as an engine tells at once
-_ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
 _ONLY: Final = "this model is not in the section `models` of the settings file, and stays loaded"
 _IN_USE: Final = "requests use or wait for the model; end them first: uma-trio ps"
 _STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
 
 
 Found = TypeVar("Found", bound=Choosable)
+Answer = TypeVar("Answer")
 
 
 class Service:
@@ -81,6 +81,8 @@ class Service:
         self.questions = Questions(clock, lambda: directory.has_streams)
         #: What the bytes of clients cost trio's thread is counted here.
         self.thread_share = ThreadShare(clock, lambda: directory.has_streams)
+        #: Seconds of the machine that users owe for trials and loads that they caused; their next request is charged.
+        self.debts: dict[str, float] = {}
         #: Somebody has to be in its `run`, or tokens that are held stay so.
         self.playout = Playout(clock, telemetry.held, timer)
         self.draining = False
@@ -95,15 +97,19 @@ class Service:
         self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
 
+    def charge(self, payer: str, seconds: float) -> None:
+        """Have a user's next request charged for what was done on the user's behalf; "" is nobody."""
+        if payer:
+            self.debts[payer] = self.debts.get(payer, 0.0) + seconds
+
     # --- models ---
 
     def add(self, served: ServedModel) -> None:
         """Serve a model from now on. The first one answers requests that name none."""
         self._models = [each for each in self._models if each.is_alive] + [served]
         if self.shelf is not None:
-            names = [name for entry in self.shelf.entries for name in entry.names]
-            order = {name: place for place, name in enumerate(names)}
-            self._models.sort(key=lambda one: order.get(one.names[0], len(names)))
+            places = {entry.served: place for place, entry in enumerate(self.shelf.entries)}
+            self._models.sort(key=lambda one: places.get(one, len(places)))
 
     def remove(self, served: ServedModel) -> None:
         """Serve a model no more. The last one is shown, and refuses what needs it, until there is another."""
@@ -123,11 +129,18 @@ class Service:
         """The models that are served, the default one first."""
         return tuple(self._models)
 
-    @property
-    def pulse(self) -> Pulse:
-        """The load, for routers: that of the default model, or of nothing while no model is loaded."""
-        served = self.default
-        return self._rest if self.shelf is not None and not served.is_alive else served.pulse
+    async def load_reading(self) -> LoadReading:
+        """Return the load, for routers: that of the default model, or of nothing while no model is loaded.
+
+        Raises:
+            Refusal: the engine has stopped, and none is loaded again.
+        """
+        try:
+            return await self.default.pulse.read()
+        except Refusal:
+            if self.shelf is None:
+                raise
+            return await self._rest.read()
 
     @property
     def default(self) -> ServedModel:
@@ -185,10 +198,7 @@ class Service:
         shelf = self.shelf
         if shelf is None:
             return None
-        one: ShelfEntry | None = None
-        if name is not None:
-            bare = name.removesuffix(_ANY_TAG)
-            one = called((name, bare), shelf.bases, gives) or shelf.find(name) or shelf.find(bare)
+        one: ShelfEntry | None = None if name is None else shelf.find(name, gives)
         return one or instead(shelf.bases, name, gives, exact=exact)
 
     def configured(
@@ -207,8 +217,7 @@ class Service:
         self, name: str | None, gives: Gives | None = None, *, exact: bool = False
     ) -> ServedModel | None:
         """Return the loaded model of this name, as :meth:`entry`."""
-        names = () if name is None else (name, name.removesuffix(_ANY_TAG))
-        found = called(names, self._models, gives)
+        found = None if name is None else called(name, self._models, gives)
         return found or instead(self._models, name, gives, exact=exact)
 
     def _required(self, found: Found | None, name: str | None, gives: Gives | None) -> Found:
@@ -261,8 +270,8 @@ class Service:
         if self.shelf is None:
             return self._required(self._loaded(name), name, None)
         entry = self._required(self.entry(name), name, None)
-        if (served := self._loaded(entry.names[0], exact=True)) is not None:
-            return served
+        if entry.served is not None:
+            return entry.served
         why = f"{entry.names[0]} is {entry.state}; a request for an answer loads it"
         raise Refusal(Code.E_MODEL_001, why)
 
@@ -302,7 +311,7 @@ class Service:
     def model_of(self, handle: int) -> ServedModel | None:
         """Return the model that has a request, or had it recently; None if that is not known, or is not loaded."""
         name = self.directory.name_of(handle).model
-        return next((one for one in self._models if one.bounds.model == name), None)
+        return next((one for one in self._alive() if one.bounds.model == name), None)
 
     # --- requests ---
 
@@ -342,8 +351,7 @@ class Service:
         Raises:
             Refusal: no engine runs.
         """
-        self._require_one()
-        found = [await served.snapshot() for served in self._alive()]
+        found = await self._of_each(ServedModel.snapshot)
         waiting = loading.snapshot(self.directory, self.clock())
         return [*found, waiting] if waiting.queue or not found else found
 
@@ -364,8 +372,7 @@ class Service:
         Raises:
             Refusal: no engine runs.
         """
-        self._require_one()
-        found = [await served.explain(handle, ticks) for served in self._alive()]
+        found = await self._of_each(lambda served: served.explain(handle, ticks))
         now = self.clock()
         found.append(loading.recorded(self.directory, now, handle))
         ended = tuple(one for one in self._ended if handle in (None, one.handle))
@@ -391,13 +398,11 @@ class Service:
         Raises:
             Refusal: no engine runs.
         """
-        self._require_one()
         if clear and self.shelf is not None:
             self.shelf.forget(whose.owns)
-        found = [
-            await served.prefixes(whose, clear=clear, session=session, pin_s=pin_s)
-            for served in self._alive()
-        ]
+        found = await self._of_each(
+            lambda served: served.prefixes(whose, clear=clear, session=session, pin_s=pin_s)
+        )
         if clear and self._give_memory_back is not None:
             await self._run_blocking(self._give_memory_back)
         return PrefixReport(
@@ -410,9 +415,20 @@ class Service:
     def _alive(self) -> list[ServedModel]:
         return [served for served in self._models if served.is_alive]
 
-    def _require_one(self) -> None:
-        if not self._alive() and self.shelf is None:
+    async def _of_each(self, ask: Callable[[ServedModel], Awaitable[Answer]]) -> list[Answer]:
+        """Return the answers of all engines. One that ends meanwhile, as its model is unloaded, is left out.
+
+        Raises:
+            Refusal: no engine runs, and none is loaded again.
+        """
+        found = list[Answer]()
+        for served in self._alive():
+            if served.is_alive:  # still
+                with suppress(Refusal):
+                    found.append(await ask(served))
+        if not found and self.shelf is None:
             raise Refusal(Code.E_LIFECYCLE_001, _STOPPED)
+        return found
 
     def metrics(self, model: str | None = None) -> Mapping[str, Any]:
         """Return every metric by name: of the daemon and its default model, or those of another model.

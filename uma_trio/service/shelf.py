@@ -19,6 +19,14 @@ class ShelfEntry(Protocol):
         """What requests may call it."""
 
     @property
+    def configured(self) -> tuple[str, ...]:
+        """Those of them that the operator gave it; the others are its file's."""
+
+    @property
+    def served(self) -> ServedModel | None:
+        """The model, if it is loaded and takes requests."""
+
+    @property
     def gives(self) -> Gives:
         """What it makes of a text."""
 
@@ -81,8 +89,8 @@ class Shelf(Protocol[EntryT]):
     def with_adapters(self, entry: EntryT, asked: Sequence[Mapping[str, object]]) -> str:
         """Return the name of a model with these adapters in place of its own. Raises :class:`Refusal`."""
 
-    def find(self, name: str) -> EntryT | None:
-        """Return the model of this name."""
+    def find(self, name: str, gives: Gives | None = None) -> EntryT | None:
+        """Return the model of this name, of several that a file calls so one that `gives` what is asked. Raises :class:`Refusal`."""
 
     async def ready(self, entry: EntryT, payer: str = "", *, by_name: bool = False) -> ServedModel:
         """Return a model once it is loaded. It stays so at least until whoever asked can begin a use of it.

@@ -33,7 +33,7 @@ from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Headers, Reply
 from uma_trio.http.wire.settings import Shared
-from uma_trio.service.ask import Chat
+from uma_trio.service.ask import Chat, Refusal
 from uma_trio.service.checks import utf8_length
 from uma_trio.service.served import Derivation
 from uma_trio.service.visibility import shown_to
@@ -119,8 +119,16 @@ async def slots(exchange: Exchange, shared: Shared) -> Reply:
     """List the slots, of `?model=` or all, without any text; of other users' requests only that there are some."""
     named = exchange.head.query.get("model")
     found: list[dict[str, Any]] = []
-    for each in shared.each() if named is None else (shared.of(named),):
-        found += await _slots_of(each, exchange.principal, len(found))
+    if named is not None:
+        return _json(await _slots_of(shared.of(named), exchange.principal, 0))
+    ended: Refusal | None = None
+    for each in shared.each():
+        try:
+            found += await _slots_of(each, exchange.principal, len(found))
+        except Refusal as refusal:  # it is unloaded, and has no slots any more
+            ended = refusal
+    if ended is not None and not found and shared.service.shelf is None:
+        raise ended
     return _json(found)
 
 

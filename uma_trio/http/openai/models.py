@@ -145,12 +145,9 @@ def shown(shared: Shared) -> list[Shared]:
 
 
 def listed(shared: Shared) -> list[str]:
-    """Return the names to list: those given by the operator, or that of the model's file.
-
-    The last of all names is that of the file.
-    """
+    """Return the names to list: those given by the operator, or that of the model's file."""
     bounds = shared.served.bounds
-    return [bounds.model, *bounds.aliases[:-1]]
+    return [*bounds.configured] or [bounds.model]
 
 
 def _model(shared: Shared, name: str) -> dict[str, Any]:
