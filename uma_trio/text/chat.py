@@ -45,7 +45,7 @@ class Message:
 class Tool:
     """A function that the model may ask for. `parameters` is a JSON Schema of its arguments.
 
-    With `strict` the schema is enforced as it stands, or the request refused. Otherwise what cannot
+    A chat template sees the function as the client has `written` it, where that is in OpenAI's form. With `strict` the schema is enforced as it stands, or the request refused. Otherwise what cannot
     be enforced of it is left to the model.
     """
 
@@ -53,6 +53,7 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(factory=dict)
     strict: bool = False
+    written: Mapping[str, Any] | None = None
 
 
 @frozen
