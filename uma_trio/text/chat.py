@@ -45,8 +45,9 @@ class Message:
 class Tool:
     """A function that the model may ask for. `parameters` is a JSON Schema of its arguments.
 
-    A chat template sees the function as the client has `written` it, where that is in OpenAI's form. With `strict` the schema is enforced as it stands, or the request refused. Otherwise what cannot
-    be enforced of it is left to the model.
+    A chat template sees the function as the client has `written` it, where that is in OpenAI's form. With `strict`
+    the schema is enforced as it stands, or the request refused. Otherwise what cannot be enforced of it is left to
+    the model.
     """
 
     name: str
