@@ -492,3 +492,12 @@ async def test_512_tools_are_offered_and_513_are_not(autojump_clock: MockClock) 
         refused = await asked(daemon, tools=tools)
         assert (refused.status, refused.error["param"]) == (400, "tools")
         assert "512" in refused.error["message"]
+
+
+async def test_a_template_sees_tools_as_they_were_sent(autojump_clock: MockClock) -> None:
+    """With what the daemon does not read of them, and in their order."""
+    function = {"parameters": {"type": "object"}, "strict": True, "name": "f", "description": ""}
+    async with house("") as daemon:
+        asked = {**ASKED, "tools": [{"type": "function", "function": function}]}
+        prompt = (await daemon.ask("POST", "/apply-template", asked)).json["prompt"]
+    assert json.dumps(function) in prompt

@@ -311,3 +311,17 @@ def test_tools_are_not_changed_for_what_a_template_refuses_in_messages() -> None
     prompt = template.render([Message("assistant", "Hi")], tools=[tool])
     assert prompt.reshaped == ("empty-user",)
     assert "description" not in prompt.text
+
+
+def test_a_function_is_shown_as_the_client_wrote_it() -> None:
+    """Members that the daemon does not know, and empty ones, too, in their order; completed only where it must be."""
+    function = {"parameters": {}, "name": "f", "strict": True, "description": None, "returns": []}
+    tool = Tool("f", "", {}, strict=True, written=function)
+    writes = "{% for t in tools %}{{ t.function | tojson }}{% endfor %}"
+    assert rendered(writes, tools=[tool]) == (
+        '{"parameters": {}, "name": "f", "strict": true, "description": null, "returns": []}'
+    )
+    prompt = ChatTemplate(
+        "{% for t in tools %}{{ t.function.description + t.function.name }}{% endfor %}"
+    ).render(HI, tools=[tool])
+    assert (prompt.text, prompt.reshaped) == ("f", ("completed-tools",))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from attrs import evolve
+
 from uma_protocol.fields import MAX_TOOLS
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.http.asking import Anything
@@ -66,7 +68,7 @@ def _tool(value: Any, path: str) -> Tool:
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or value.get("type", "function") != "function":
         raise invalid(path, "must be of type function, with a function")
-    return tool_of(function, f"{path}.function")
+    return evolve(tool_of(function, f"{path}.function"), written=function)
 
 
 def tool_of(function: Mapping[str, Any], path: str, schema: str = "parameters") -> Tool:

@@ -288,7 +288,9 @@ def _chat_bytes(chat: Chat) -> int:
     """Return the number of bytes of a conversation, including its tools."""
     said = sum(utf8_length(text) for message in chat.messages for text in message.texts)
     return said + sum(
-        utf8_length(tool.name) + utf8_length(tool.description) + _json_bytes(tool.parameters)
+        _json_bytes(tool.written)
+        if tool.written
+        else utf8_length(tool.name) + utf8_length(tool.description) + _json_bytes(tool.parameters)
         for tool in chat.tools
     )
 

@@ -45,14 +45,16 @@ class Message:
 class Tool:
     """A function that the model may ask for. `parameters` is a JSON Schema of its arguments.
 
-    With `strict` the schema is enforced as it stands, or the request refused. Otherwise what cannot
-    be enforced of it is left to the model.
+    A chat template sees the function as the client has `written` it, where that is in OpenAI's form. With `strict`
+    the schema is enforced as it stands, or the request refused. Otherwise what cannot be enforced of it is left to
+    the model.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(factory=dict)
     strict: bool = False
+    written: Mapping[str, Any] | None = None
 
 
 @frozen

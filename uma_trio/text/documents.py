@@ -55,23 +55,19 @@ def messages_of(messages: Sequence[Message], habits: Habits) -> list[dict[str, A
     return _with_results(found) if habits.results_inside else found
 
 
-def tool_of(
-    name: str, description: str, parameters: Mapping[str, Any], *, kinds: Collection[Kind] = ()
-) -> dict[str, Any]:
-    """Return what a template reads of a tool, after the changes of tools among `kinds`."""
-    function: dict[str, Any] = {"name": name}
-    if description or kinds:
-        function["description"] = description
+def tool_of(written: Mapping[str, Any], *, kinds: Collection[Kind] = ()) -> dict[str, Any]:
+    """Return what a template reads of a function, as it was written or after the changes of tools among `kinds`."""
+    function = {**written}
+    parameters = written.get("parameters") or {}
+    if kinds:
+        function["description"] = written.get("description") or ""
     if Kind.SIMPLIFY_TOOLS in kinds:
-        parameters = _simple({**parameters, "type": "object"})
+        function["parameters"] = _simple({**parameters, "type": "object"})
     elif Kind.COMPLETE_TOOLS in kinds:
-        parameters = {"type": "object", **parameters}
         properties = parameters.get("properties")
         if isinstance(properties, dict):
             properties = {key: _property(value) for key, value in properties.items()}
-        parameters["properties"] = properties or {}
-    if parameters:
-        function["parameters"] = parameters
+        function["parameters"] = {"type": "object", **parameters, "properties": properties or {}}
     return {"type": "function", "function": function}
 
 

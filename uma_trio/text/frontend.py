@@ -9,6 +9,7 @@ threads; any number of them may.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -275,8 +276,8 @@ class FrontEnd:
                 start += len(text) - len(text.lstrip(_SPACE))
             if number + 1 < len(texts) and self._controls[texts[number + 1]].strips_left:
                 end -= len(text) - len(text.rstrip(_SPACE))
-            cuts = [cut for cut in prompt.cuts if start < cut < end]
-            for a, b in pairwise([start, *cuts, end]):
+            first, last = bisect_right(prompt.cuts, start), bisect_left(prompt.cuts, end)
+            for a, b in pairwise([start, *prompt.cuts[first:last], end]):
                 if a < b:
                     yield self._tokeniser.tokens(prompt.text[a:b], whose, joined=a > start)
 

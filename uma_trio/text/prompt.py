@@ -134,11 +134,16 @@ def messages_from(found: Sequence[Any]) -> list[Message]:
 
 
 def packed_tools(tools: Sequence[Tool]) -> list[Any]:
-    """Return tools for a :class:`Render`: each one's name, description and the JSON of its parameters."""
-    return [
-        [packed(tool.name), packed(tool.description), packed_json(tool.parameters)]
-        for tool in tools
-    ]
+    """Return tools for a :class:`Render`: the JSON of each one's function."""
+    return [packed_json(tool.written or _function(tool)) for tool in tools]
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    return {
+        "name": tool.name,
+        **({"description": tool.description} if tool.description else {}),
+        **({"parameters": tool.parameters} if tool.parameters else {}),
+    }
 
 
 def packed_json(value: Mapping[str, Any]) -> str | msgspec.Raw:

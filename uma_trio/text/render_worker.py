@@ -58,7 +58,19 @@ _DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 _SCHEMA_WORDS: Final = frozenset(
     [
         *("type", "string", "number", "integer", "object", "array", "boolean", "null", "any"),
-        *("properties", "required", "items", "enum", "default", "description", "title", "format"),
+        *(
+            "name",
+            "parameters",
+            "strict",
+            "properties",
+            "required",
+            "items",
+            "enum",
+            "default",
+            "description",
+            "title",
+            "format",
+        ),
         *("additionalProperties", "anyOf", "oneOf", "allOf", "const", "nullable"),
     ]
 )
@@ -220,7 +232,7 @@ class _Renderer:
         """Render a conversation, in the first shape in which the template takes it."""
         _CLOCK.now = asked.now
         messages = messages_from(asked.messages)
-        tools = [(name, text, json.loads(schema)) for name, text, schema in asked.tools]
+        tools = list(map(json.loads, asked.tools))
         arguments = json.loads(str(asked.arguments))
         texts = [asked.messages, tools, arguments, str(asked.ending.reasoning)]
         marks = free_marks(texts, self._marks)
@@ -300,7 +312,7 @@ class _Renderer:
             for message in found:
                 message["content"] = [{"type": "text", "text": message["content"] or ""}]
         of_tools = [kind for kind in kinds if kind in OF_TOOLS]
-        tools = [tool_of(*self._marked(tool, asked.mark), kinds=of_tools) for tool in asked.tools]
+        tools = [tool_of(self._marked(tool, asked.mark), kinds=of_tools) for tool in asked.tools]
         today = datetime.fromtimestamp(_CLOCK.now)
         return {
             **{name: today.strftime(layout) for name, layout in self._dates.items()},
