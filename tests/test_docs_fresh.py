@@ -72,12 +72,6 @@ def test_a_link_leads_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(found), f"{target}: there is no such heading"
 
 
-def test_benchmarks_fit_150_lines() -> None:
-    """Who decides between servers reads the page whole; other figures are in benches/results."""
-    page = ROOT / "docs" / "BENCHMARKS.md"
-    assert len(page.read_text(encoding="utf-8").splitlines()) <= 150
-
-
 def test_examples_are_found_in_documents() -> None:
     """Or the test above would be about nothing."""
     found = [pair for path in DOCUMENTS for pair in imported(path.read_text(encoding="utf-8"))]
