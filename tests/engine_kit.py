@@ -12,6 +12,7 @@ from constraint_kit import Constraining, IdArray
 import uma_protocol
 from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.backend.fake import N_VOCAB, FakeBackend
+from uma_trio.engine.cells import PrefixDisk
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.drafts import Drafting
 from uma_trio.engine.inbox import Bell, Inbox
@@ -195,6 +196,7 @@ class Bench:
         masks: Masks = AT_ONCE,
         drafter: Drafting | None = None,
         readers_s: Callable[[], float] | None = None,
+        disk: PrefixDisk | None = None,
     ) -> None:
         self.backend = backend or FakeBackend()
         ticks = count()
@@ -214,6 +216,7 @@ class Bench:
             masks=masks,
             drafter=drafter,
             readers_s=readers_s,
+            disk=disk.of(self.backend.kv_identity(), self.inbox.wake) if disk else None,
         )
         self.handles = count(1)
 

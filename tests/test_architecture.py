@@ -190,6 +190,7 @@ THREADS = {
     "uma_trio.backend._llama_parts",  # an encoder's step waits in a thread of its own between two parts
     "uma_trio.backend.polite",  # a thread has a niceness that it keeps
     "uma_trio.engine.inbox",  # the engine sleeps on its door
+    "uma_trio.engine.prefix.disk",  # the engine has pages written and read, and waits for no disk
     "uma_trio.engine.sampling.masks",  # helper threads find them, and the first one is waited for
     "uma_trio.telemetry.log",  # one line at a time
     "uma_trio.telemetry.trace",  # a disk may be slow, the engine not

@@ -97,6 +97,13 @@ def test_what_is_kept_is_told_in_lines() -> None:
     assert told(Prefixes(0, 0)) == ["No prefixes are kept: the daemon runs with --prefix-ram 0."]
 
 
+def test_what_is_on_disk_is_told() -> None:
+    found = Prefixes(
+        MIB, 600, disk_budget_bytes=8 * 10**9, disk_used_bytes=2 * 10**6, disk_bytes=10**6
+    )
+    assert told(found)[1] == "On disk 2 MB of 8 GB are used, 1 MB by you."
+
+
 def test_what_more_memory_would_have_saved_is_told() -> None:
     """In parts of the prompt tokens that came."""
     info = PrefixInfo(

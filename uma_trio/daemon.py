@@ -29,6 +29,7 @@ from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.config.settings import restated
 from uma_trio.deployment import Deployment, Loaded, Machine, Read, deployed, load
+from uma_trio.engine.cells import PrefixDisk
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.computed import Computed
 from uma_trio.engine.inbox import Bell
@@ -53,6 +54,7 @@ from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.handover import TakenSockets, take_over
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import Listeners
+from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.supervisor import Supervisor
 from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
@@ -69,6 +71,7 @@ from uma_trio.wiring import (
     load_backend,
     names_in_file,
     net_settings,
+    open_prefix_disk,
     scorecard_file,
     unwritable,
 )
@@ -78,7 +81,7 @@ from uma_trio.wiring_encoders import (
     encoder_deployed,
     load_encoder,
 )
-from uma_trio.wiring_http import http_server
+from uma_trio.wiring_http import credentials, http_server
 from uma_trio.wiring_shapes import warm_if_used
 from uma_trio.wiring_sockets import (
     Fronts,
@@ -97,6 +100,7 @@ FORCED_EXIT = 130
 _FLUSH_S = 2.0
 # An unloaded model's prompts may be saved for so long, and whether they are is looked at so often.
 _SAVE_S, _LOOK_S = 1.0, 0.02
+_WRITE_S = 5.0  # and to the disk, when the daemon ends
 _FORCED_S = 1.0
 _LAST_DIED = "the engine has stopped; the daemon is going down"
 _ONE_DIED = "the engine of this model has stopped; the other models are served on"
@@ -168,6 +172,9 @@ async def serve(
         table = held.enter_context(scorecard_file(config))
         loading = _both(supervisor.loading, on_progress)
         measuring = _both(supervisor.measuring, on_measuring)
+        disk = await trio.to_thread.run_sync(_disk, config, token)
+        if disk is not None:
+            held.callback(disk.close)
         entries = _entries(config, backend)
         held.callback(_close_all, entries)
         several = sum(entry.gives == "text" for entry in entries) > 1
@@ -181,7 +188,7 @@ async def serve(
             fronts = held.enter_context(fronts_taken(config, handed=handed))
         if taken is not None:
             held.enter_context(closing(taken))
-        daemon = _Daemon(config, loaded, entries, policy, table, fronts, supervisor, token)
+        daemon = _Daemon(config, loaded, entries, policy, table, fronts, supervisor, token, disk)
         share_interpreter(overlaps=_overlap(loaded))
         del loaded  # which would keep the weights of models that are unloaded
         with fronts.listen() as listener:
@@ -251,7 +258,9 @@ class _Daemon:
         fronts: Fronts,
         supervisor: Supervisor,
         token: str | None,
+        disk: PrefixDisk | None,
     ) -> None:
+        self._disk = disk
         self._supervisor, self._config = supervisor, config
         self._log = log.get("daemon")
         self._metrics = metrics = entries[0].metrics
@@ -259,7 +268,7 @@ class _Daemon:
             *(metrics, config.scorecard_interval_s, table),
             every=lambda: [each.metrics for each in self._deployments],
         )
-        self._service = service = _service(metrics, config)
+        self._service = service = _service(metrics, config, disk)
         self._presence = Presence(time.monotonic, service.directory)
         self._deployments: list[AnyDeployment] = []
         self._new_models = trio.open_memory_channel[ServedModel](math.inf)
@@ -305,6 +314,7 @@ class _Daemon:
             ),
             readers_s=self._presence,
             debts=self._service.debts,
+            disk=self._disk,
         )
 
     def _deploy(self, entry: Entry, loaded: Loaded | LoadedEncoder) -> AnyDeployment:
@@ -347,9 +357,7 @@ class _Daemon:
 
     async def _let_model_go(self, deployment: AnyDeployment) -> None:
         """Compute a model no more; it is in no thread's hands when this returns."""
-        with trio.move_on_after(_SAVE_S):
-            while deployment.saves:  # noqa: ASYNC110 - the compute thread saves between ticks, and tells nobody
-                await trio.sleep(_LOOK_S)
+        await _saved([deployment])
         if deployment not in self._deployments:
             return  # its engine has died meanwhile
         gone = self._gone[deployment.engine] = trio.Event()
@@ -421,8 +429,12 @@ class _Daemon:
                     await self._drain()
                     clients.cancel_scope.deadline = trio.current_time() + _FLUSH_S
             # The tick that is being computed has to end. A second signal must still be heard.
+            if self._disk is not None and self._died is None:
+                await _saved(self._writers)
             self._compute.close()
             await self._computed.wait()
+            if self._disk is not None:
+                await trio.to_thread.run_sync(self._disk.close, _WRITE_S)
             nursery.cancel_scope.cancel()
 
     async def _try_templates(self) -> None:
@@ -608,6 +620,26 @@ def _entries(config: Config, backend: Backend | None) -> list[Entry]:
     return entries
 
 
+async def _saved(deployments: Sequence[AnyDeployment]) -> None:
+    """Wait until prefixes of these models are saved, for a moment at most."""
+    with trio.move_on_after(_SAVE_S):
+        while any(each.saves for each in deployments):  # noqa: ASYNC110 - the compute thread saves, and tells nobody
+            await trio.sleep(_LOOK_S)
+
+
+def _disk(config: Config, token: str | None) -> PrefixDisk | None:
+    """Open the files of saved prefixes; who has a key or the token is known by it. Raises :class:`ConfigError`."""
+    if not config.prefix_disk:
+        return None
+    if all(each.prefix_ram == 0 for each in config.each()):
+        source, given = config.source("prefix_disk"), config.prefix_disk
+        raise ConfigError(f"{source} {given}: it needs saved prefixes in memory (--prefix-ram)")
+    known = credentials(config)
+    if token is not None:
+        known[Principal(connection=0, has_token=True).shares_as] = token.encode()
+    return open_prefix_disk(config, known)
+
+
 def _close_all(entries: Sequence[Entry]) -> None:
     """Close what models hold that were loaded on request. Idempotent."""
     for entry in entries:
@@ -615,7 +647,7 @@ def _close_all(entries: Sequence[Entry]) -> None:
             entry.held.close()
 
 
-def _service(metrics: Metrics, config: Config) -> Service:
+def _service(metrics: Metrics, config: Config, disk: PrefixDisk | None) -> Service:
     return Service(
         settings=restated(config),
         telemetry=metrics,
@@ -624,6 +656,7 @@ def _service(metrics: Metrics, config: Config) -> Service:
         timer=finest_timer(time.monotonic),
         give_memory_back=give_memory_back,
         log_request=_logged,
+        disk=disk,
     )
 
 

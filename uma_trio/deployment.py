@@ -20,7 +20,7 @@ from uma_trio.backend.gguf_header import mark_of
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Neighbour
 from uma_trio.costing.store import cost_file, remember
-from uma_trio.engine.cells import PageStore
+from uma_trio.engine.cells import PageStore, PrefixDisk
 from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
@@ -34,6 +34,7 @@ from uma_trio.policy.state import Contract
 from uma_trio.service.compiling import RunFor
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.served import ServedModel
+from uma_trio.telemetry import log
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.wiring import (
@@ -52,7 +53,7 @@ Read = Callable[[Config, Progress | None], Backend]
 
 @frozen(eq=False)
 class Loaded:
-    """A model in memory, and what was measured of it."""
+    """A model in memory, what was measured of it, and what its `cells` depend on ("": that is not known)."""
 
     config: Config
     backend: Backend
@@ -60,11 +61,12 @@ class Loaded:
     recorder: Recorder
     model: ModelFacts
     texts: FrontEnd
+    cells: str = ""
 
 
 @frozen(eq=False)
 class Machine:
-    """What all models of a daemon share. Texts to encode have helper threads of their own, `run_encoding`. `readers_s` counts the seconds in which clients could be heard, and `debts` are what users owe."""
+    """What all models of a daemon share. Texts to encode have helper threads of their own, `run_encoding`. `readers_s` counts the seconds in which clients could be heard, and `debts` are what users owe. Saved prefixes are on the `disk`, too, if there is one."""
 
     policy: Policy
     bell: Bell
@@ -75,6 +77,7 @@ class Machine:
     readers_s: Callable[[], float]
     saving_budget: SavingBudget = field(factory=SavingBudget)
     debts: dict[str, float] = field(factory=dict)
+    disk: PrefixDisk | None = None
 
 
 @frozen(eq=False)
@@ -146,8 +149,9 @@ async def load(
     settings = await run(engine_settings, config, backend, on_measuring, beside)
     model, texts = await run(_texts, config, backend, metrics)
     held.callback(texts.close)
+    cells = await run(backend.kv_identity) if config.prefix_disk else ""
     writes = held.enter_context(recorder(config, backend, settings))
-    return Loaded(config, backend, settings, writes, model, texts)
+    return Loaded(config, backend, settings, writes, model, texts, cells)
 
 
 def deployed(
@@ -161,6 +165,14 @@ def deployed(
     config, backend, texts = loaded.config, loaded.backend, loaded.texts
     describe(metrics, config, backend, machine.policy)
     inbox = Inbox(config.max_queue, bell=machine.bell)
+    disk = machine.disk.of(loaded.cells, inbox.wake) if machine.disk and loaded.cells else None
+    cell_bytes, ram = backend.model.cell_bytes, loaded.settings.prefix_bytes
+    if disk is not None and backend.limits.n_ctx_seq * cell_bytes > ram:
+        log.get("prefix").warning(
+            "longer prefixes do not fit into --prefix-ram and are not on disk as a whole",
+            model=loaded.model.name,
+            tokens=int(ram / cell_bytes),
+        )
     engine = Engine(
         backend,
         machine.policy,
@@ -174,6 +186,7 @@ def deployed(
         readers_s=machine.readers_s,
         store=kept.store if kept is not None and kept.file == identity_of(backend) else None,
         saving_budget=machine.saving_budget,
+        disk=disk,
     )
     engine.refining.keep = lambda cost: _remember(backend, cost)
     served = ServedModel(

@@ -417,6 +417,9 @@ def prefixes_event(report: PrefixReport, user: str) -> Prefixes:
             for found in report.namespaces
         ),
         dropped=report.dropped,
+        disk_budget_bytes=report.disk_budget,
+        disk_used_bytes=report.disk_bytes,
+        disk_bytes=report.own_disk_bytes,
     )
 
 

@@ -6,7 +6,7 @@ Whatever translates between two parts' words stands here, so that none of them k
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from uma_trio.costing.known_needs import recall as recall_needs
 from uma_trio.costing.known_needs import remember as remember_needs
 from uma_trio.costing.measured import Neighbour, measured_cost
 from uma_trio.costing.neighbours import in_words
+from uma_trio.costing.store import cache_folder
+from uma_trio.engine.cells import PrefixDisk
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
@@ -397,6 +399,21 @@ def _was_given(config: Config) -> Gives:
         return _gives.get(model_path(config)) or gives_of(config)
     except ModelError:
         return config.model_gives or "text"
+
+
+def open_prefix_disk(config: Config, credentials: Mapping[str, bytes]) -> PrefixDisk | None:
+    """Open the files of saved prefixes, if there are to be any and that is possible. Blocks on the disk."""
+    folder = cache_folder("prefix")
+    if not config.prefix_disk:
+        return None
+    try:
+        return PrefixDisk(folder, config.prefix_disk, credentials)
+    except OSError as error:
+        why = error.strerror or str(error)
+        log.get("prefix").warning(
+            "no prefixes on disk (--prefix-disk)", folder=str(folder), why=why
+        )
+        return None
 
 
 def _traffic(model: ModelFacts) -> Traffic:

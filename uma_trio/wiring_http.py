@@ -21,6 +21,7 @@ from uma_trio.sockets import listener as unix
 from uma_trio.sockets.address import Address
 from uma_trio.sockets.handover import Handed
 from uma_trio.sockets.port import PortUnusable, TcpListener, bound, other_loopback
+from uma_trio.sockets.principal import Principal
 from uma_trio.telemetry import log
 
 if TYPE_CHECKING:
@@ -133,6 +134,13 @@ def http_settings(config: Config) -> HttpSettings:
         max_connections=config.http_max_connections,
         idle_timeout_s=min(config.idle_timeout_s, Settings().idle_timeout_s),
     )
+
+
+def credentials(config: Config) -> dict[str, bytes]:
+    """Return the API keys by the principals that they prove. Raises :class:`ConfigError`."""
+    own = _keys(config, "http_key_file", config.http_key_file)
+    admin = _keys(config, "http_admin_key_file", config.http_admin_key_file)
+    return {Principal(connection=0, key=n).shares_as: key for n, key in enumerate((*own, *admin))}
 
 
 def _keys(config: Config, option: str, path: Path | None) -> tuple[bytes, ...]:

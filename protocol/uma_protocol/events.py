@@ -390,13 +390,17 @@ class Explanation(_Event, frozen=True, tag="explain"):
 class Prefixes(_Event, frozen=True, omit_defaults=True, tag="prefix"):
     """The answer to `Prefix`. All users together use `used_bytes` of `budget_bytes`.
 
-    `dropped` is the number of tokens that were cleared.
+    On disk they use `disk_used_bytes` of `disk_budget_bytes`, and this user `disk_bytes` of these. `dropped` is the
+    number of tokens that were cleared.
     """
 
     budget_bytes: int
     used_bytes: int
     prefixes: tuple[PrefixInfo, ...] = ()
     dropped: int = 0
+    disk_budget_bytes: int = 0
+    disk_used_bytes: int = 0
+    disk_bytes: int = 0
 
 
 class Metrics(_Event, frozen=True, tag="metrics"):

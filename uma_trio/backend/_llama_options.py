@@ -132,28 +132,28 @@ def chosen_flash(
 
 def subject(header: GgufHeader, kv_type: str, threads: int) -> Subject:
     """Return what the times of attention are times of. Asks the package of llama.cpp for its files only."""
-    return Subject(header.name, header.size_bytes, kv_type_name(kv_type), threads, _library())
+    build = library("*ggml-cpu*")
+    return Subject(header.name, header.size_bytes, kv_type_name(kv_type), threads, build)
 
 
 @cache
 def library_of_needs(gpu_layers: int) -> str:
     """Return what tells builds of llama.cpp apart that sum up memory; "" where it also depends on which GPUs there are."""
     try:
-        build = current()
+        gpu = current().gpu
     except LlamaRefused:
         return ""
-    sizes = {file.name: file.stat().st_size for file in build.libraries.glob("*.so*")}
-    return f"{build.version} {sorted(sizes.items())}" if not build.gpu or gpu_layers == 0 else ""
+    return library() if not gpu or gpu_layers == 0 else ""
 
 
 @cache
-def _library() -> str:
-    """Return what tells builds of llama.cpp for a CPU apart: the version and the sizes of their files."""
+def library(files: str = "*.so*") -> str:
+    """Return what tells builds of llama.cpp apart: the version and the sizes of their files; "" if it is not known."""
     try:
         build = current()
     except LlamaRefused:
         return ""
-    sizes = {file.name: file.stat().st_size for file in build.libraries.glob("*ggml-cpu*")}
+    sizes = {file.name: file.stat().st_size for file in build.libraries.glob(files)}
     return f"{build.version} {sorted(sizes.items())}"
 
 

@@ -373,5 +373,11 @@ class Backend(Protocol):
         May be called on any thread, also while this one computes. Raises :class:`ModelError`.
         """
 
+    def kv_identity(self) -> str:
+        """Return what saved cells depend on: another backend may restore them if its own is the same.
+
+        "" if that cannot be known. Reads files; may be called on any thread.
+        """
+
     def close(self) -> None:
         """Free everything. Idempotent; nothing else may be called after but :meth:`variant`."""

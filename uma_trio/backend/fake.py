@@ -399,6 +399,10 @@ class FakeBackend:
         header = [self._key, first, max(first, min(self._first[slot], last))]
         return np.array([*header, *held[first:last]], np.uint64).data.cast("B")
 
+    def kv_identity(self) -> str:
+        """Return the key of the model."""
+        return f"fake {self._key}"
+
     def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
         """Put parts back, unless one is of another model, or told to fail."""
         before = len(self._cells[slot])

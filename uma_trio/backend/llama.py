@@ -23,6 +23,7 @@ from uma_trio.backend._llama_adapters import set_adapters
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_compute import Compute
 from uma_trio.backend._llama_flash import time_both
+from uma_trio.backend._llama_identity import identity_of
 from uma_trio.backend._llama_info import described, model_info, placed
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_load import (
@@ -111,14 +112,16 @@ class LlamaBackend:
         whole_cache: bool,
         keeps_high_water: bool,
         recipe: _Recipe,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self._context: int | None = context
         self._placement, self._keeps_high_water = placement, keeps_high_water
-        self._recipe = recipe
+        self._recipe, self._adapters = recipe, tuple(adapters)
         self.model = info
         limits = _limits(context, info, n_slots, whole_cache=whole_cache)
         self.vocabulary = vocabulary  # which keeps the weights alive
         cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
+        self._cache = cache
         threads = int(llama.llama_n_threads(context))
         self.description = described(system_info(), placement, threads, cache)
         self._compute = Compute(gpu=placement.on_gpu)
@@ -233,6 +236,7 @@ class LlamaBackend:
                 whole_cache=self.limits.whole_cache,
                 keeps_high_water=self._keeps_high_water,
                 recipe=recipe,
+                adapters=adapters,
             )
         except BaseException:
             llama.llama_free(context)
@@ -369,6 +373,12 @@ class LlamaBackend:
         done = self._kv.restore(slot, saved)
         self._measure(slot)
         return done
+
+    def kv_identity(self) -> str:
+        """Return it by the files of the model and its adapters, the build of llama.cpp and the layout of the cache."""
+        streams = "streams" if self.limits.n_streams > 1 else "unified"
+        cache = f"{self._cache}, {streams}, {self._placement}"
+        return identity_of(self._recipe.header.parts, self._adapters, cache)
 
     def kv_shortage(self, slots: Sequence[int], n_tokens: int) -> int:
         """Return how many cells leaves have to free for the next decode."""

@@ -69,6 +69,10 @@ SERVE: Mapping[str, Meant] = _named(
         ("--enable-prefix-caching --cache-prompt", _ALWAYS),
         ("--cache-ram -cram", Meant("--prefix-ram", "the memory for saved prefixes.")),
         (
+            "--slot-save-path",
+            Meant("--prefix-disk", "how many bytes of files, in the cache folder."),
+        ),
+        (
             "-v --verbose --log-verbose",
             Meant("--log-level debug", "it logs every step.", takes_value=False),
         ),

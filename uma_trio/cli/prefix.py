@@ -78,6 +78,9 @@ def told(found: Prefixes, *, cleared: bool = False) -> list[str]:
     used, budget = size(found.used_bytes), size(found.budget_bytes)
     lines = [f"Cleared: {several(found.dropped, 'token')} of the KV cache."] if cleared else []
     lines.append(f"{used} of {budget} are used by the saved prefixes of all users.")
+    if found.disk_budget_bytes:
+        used, budget = size(found.disk_used_bytes), size(found.disk_budget_bytes)
+        lines.append(f"On disk {used} of {budget} are used, {size(found.disk_bytes)} by you.")
     return [*lines, *(_line(info) for info in found.prefixes)]
 
 

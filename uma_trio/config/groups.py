@@ -17,7 +17,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "socket", "token_file", "max_sessions", "max_queue", "max_prompt_bytes", "max_tokens", "max_tokens_cap",
         "idle_timeout_s", "drain_s", "shape_cpu_s", "shape_memory",
     ),
-    "KV cache": ("n_ctx", "parallel", "kv_layout", "kv_type", "prefix_ram", "session_ttl_s"),
+    "KV cache": ("n_ctx", "parallel", "kv_layout", "kv_type", "prefix_ram", "prefix_disk", "session_ttl_s"),
     "Scheduling": (
         "policy", "latency_cap", "reading_pace", "pause_cap", "playout_ms", "background_floor", "interactive_prompt",
         "interactive_priority", "bmt_budget", "tick_budget_ms",

@@ -388,6 +388,20 @@ class Config(HttpConfig):
         help="The memory for saved prefixes, such as 512MiB, including bookkeeping. 0 disables the "
         "prefix cache, also in the KV cache (docs/MEMORY.md).",
     )
+    prefix_disk: int = option(
+        0,
+        flag="--prefix-disk",
+        env=("UMA_PREFIX_DISK",),
+        yaml=("prefix.disk",),
+        read=n_bytes,
+        metavar="BYTES",
+        minimum=0,
+        maximum=1 << 50,
+        shown_default="0, none",
+        help="The files for saved prefixes of all models in the cache folder, such as 8GiB: conversations are continued "
+        "after a restart without computing their past. They hold the tokens of prompts and answers (SECURITY.md). A "
+        "prefix that does not fit into --prefix-ram is not written.",
+    )
     session_ttl_s: float = option(
         300.0,
         flag="--session-ttl",

@@ -40,10 +40,10 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     others: float = 0.0  # files of older versions are not marked
 
 
-def cache_folder() -> Path:
-    """Return where cost files are kept."""
+def cache_folder(what: str = "cost") -> Path:
+    """Return where files of a kind are kept: those of costs here."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "uma-trio" / "cost"
+    return Path(base).expanduser() / "uma-trio" / what
 
 
 def cost_file(backend: Backend) -> Path:

@@ -14,6 +14,8 @@ from collections.abc import Sequence as Ordered
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.cache import PrefixCache
+from uma_trio.engine.prefix.disk import ModelDisk as ModelDisk
+from uma_trio.engine.prefix.disk import PrefixDisk as PrefixDisk
 from uma_trio.engine.prefix.search import FoundPrefix
 from uma_trio.engine.prefix.store import PageStore as PageStore
 from uma_trio.engine.records import Beginning, Wait
@@ -35,7 +37,7 @@ class Cells:
     that the cache's high-water mark stays where it is until :meth:`lower_mark`, for backends on which a change of it
     makes ticks slow. Saved pages take at most `prefix_bytes`; with 0 no prefix is cached. `note` is
     called for each request that had a prefix or could have had one, when it can continue. What side work takes for whom is
-    written into `ledger`. `store` has the saved pages of an earlier engine of the same model.
+    written into `ledger`. `store` has the saved pages of an earlier engine of the same model, `disk` those in files.
 
     Invariant: every slot is free or held by exactly one request, and `reserved` is the sum of what these reserved.
     """
@@ -53,6 +55,7 @@ class Cells:
         copying: Copying | None,
         ledger: Ledger,
         store: PageStore | None = None,
+        disk: ModelDisk | None = None,
     ) -> None:
         self._backend = backend
         self._n_cells = backend.limits.n_ctx
@@ -73,6 +76,7 @@ class Cells:
             copying=copying,
             ledger=ledger,
             store=store,
+            disk=disk,
         )
 
     # --- how many there are ---

@@ -19,7 +19,7 @@ from attrs import evolve
 
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
-from uma_trio.engine.cells import Cells, PageStore
+from uma_trio.engine.cells import Cells, ModelDisk, PageStore
 from uma_trio.engine.chunk import Completed, Outcome, Tick, ends_prompt, outcomes
 from uma_trio.engine.drafts import Drafting, Feeding, drafter_for
 from uma_trio.engine.first_tokens import FirstTokenBook
@@ -54,7 +54,8 @@ class Engine:
     """Continuous batching over one backend.
 
     `clock` gives seconds; the engine uses no other clock. `drafter` replaces the drafter that looks
-    up texts. `store` has the saved prefixes of an earlier engine of the same model, `saving_budget` that of all engines. All methods except :meth:`fail_all` are called on the engine's thread.
+    up texts. `store` has the saved prefixes of an earlier engine of the same model, `disk` those in files, and `saving_budget` is that of all
+    engines. All methods except :meth:`fail_all` are called on the engine's thread.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Engine:
         readers_s: Callable[[], float] | None = None,
         store: PageStore | None = None,
         saving_budget: SavingBudget | None = None,
+        disk: ModelDisk | None = None,
     ) -> None:
         self._backend = backend
         self.inbox = self._inbox = inbox
@@ -80,7 +82,7 @@ class Engine:
         settings, policy = settings or EngineSettings(), Fallback(policy, PolicyFailures(metrics))
         self._recorder = recorder = recorder or Recorder()
         ledger = Ledger()
-        self.cells = _cells(backend, settings, clock, recorder, ledger, store)
+        self.cells = _cells(backend, settings, clock, recorder, ledger, store, disk)
         contract = settings.contract
         self._publisher = Publisher(
             *(outlet, metrics, contract.startup_s, self._stream_failed, self._ended)
@@ -445,6 +447,7 @@ def _cells(
     recorder: Recorder,
     ledger: Ledger,
     store: PageStore | None,
+    disk: ModelDisk | None,
 ) -> Cells:
     return Cells(
         *(backend, clock, recorder.began),
@@ -455,4 +458,5 @@ def _cells(
         copying=settings.copying,
         ledger=ledger,
         store=store,
+        disk=disk,
     )

@@ -196,13 +196,16 @@ class NamespaceReport:
 class PrefixReport:
     """What the prefix cache may take and takes, whosever it is, and some namespaces in particular.
 
-    `dropped` tokens went with the request that this answers.
+    On disk it may take `disk_budget` and takes `disk_bytes`, of which `own_disk_bytes` are of whoever asks. `dropped` tokens went with the request that this answers.
     """
 
     budget: int
     n_bytes: int
     namespaces: tuple[NamespaceReport, ...]
     dropped: int = 0
+    disk_budget: int = 0
+    disk_bytes: int = 0
+    own_disk_bytes: int = 0
 
 
 @frozen

@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import trio
@@ -26,6 +27,7 @@ from uma_trio.service.choice import Choosable, called, instead, mismatch, none_g
 from uma_trio.service.directory import Directory, RunningRequest
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.playout import Playout
+from uma_trio.service.prefix_files import PrefixFiles
 from uma_trio.service.pulse import LoadReading, Pulse
 from uma_trio.service.questions import Questions
 from uma_trio.service.request_log import LogRequest, no_log
@@ -56,7 +58,7 @@ class Service:
 
     `clock` is the engines' clock. `timer` wakes the playout; without one the playout has the resolution of trio's
     clock. `give_memory_back` returns freed memory to the system. `log_request` gets a line about each answer when
-    it is over. Add a model before a front end is served.
+    it is over. `disk` has saved prefixes in files. Add a model before a front end is served.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class Service:
         give_memory_back: Callable[[], None] | None = None,
         log_request: LogRequest = no_log,
         settings: Mapping[str, str] | None = None,
+        disk: PrefixFiles | None = None,
     ) -> None:
+        self._disk = disk
         self.telemetry = telemetry
         self.clock = clock
         #: What the daemon was told, by the names of flags, for an operator who asks.
@@ -403,6 +407,9 @@ class Service:
         found = await self._of_each(
             lambda served: served.prefixes(whose, clear=clear, session=session, pin_s=pin_s)
         )
+        disk = self._disk
+        if clear and disk is not None:
+            await self._run_blocking(partial(disk.clear, whose.shares_as))
         if clear and self._give_memory_back is not None:
             await self._run_blocking(self._give_memory_back)
         return PrefixReport(
@@ -410,6 +417,9 @@ class Service:
             n_bytes=sum(each.n_bytes for each in found),
             namespaces=tuple(one for each in found for one in each.namespaces),
             dropped=sum(each.dropped for each in found),
+            disk_budget=0 if disk is None else disk.budget,
+            disk_bytes=0 if disk is None else disk.n_bytes,
+            own_disk_bytes=0 if disk is None else disk.held_by(whose.shares_as),
         )
 
     def _alive(self) -> list[ServedModel]:

@@ -90,7 +90,7 @@ def _parts(timeline: StoryInfo) -> list[str]:
         lines.append(_queued(timeline))
     if timeline.prefix_ms >= _LEAST_MS:
         lines.append(
-            f"waited {time_ms(timeline.prefix_ms)} until its beginning was restored from memory, or computed by "
+            f"waited {time_ms(timeline.prefix_ms)} until its beginning was restored from memory or disk, or computed by "
             "another request"
         )
     if timeline.beginning is not None:
@@ -144,6 +144,7 @@ _SOURCES = {
     "running": "shared with a request that ran",
     "leaf": "still in the KV cache",
     "saved": "restored from memory",
+    "disk": "read from the disk",
     "fork": "computed by another request at the time",
 }
 

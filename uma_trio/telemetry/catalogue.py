@@ -133,9 +133,9 @@ kv_cells_reserved | gauge | cells | KV cells reserved for admitted requests.
 kv_cells_total | gauge | cells | KV cells in total.
 # The prefix cache (docs/MEMORY.md).
 prefix_hits_total{source} | counter | requests | Requests that started with a cached prefix, by its source: the cells
-    of a running request or of one that ended, saved pages, or a prompt that another request was computing.
+    of a running request or of one that ended, saved pages, pages on disk, or a prompt that another request was computing.
 prefix_tokens_total | counter | tokens | Prompt tokens that were not computed because of these hits.
-prefix_failures_total{what} | counter | events | Copies, saves, restores and moves that failed, and incomplete
+prefix_failures_total{what} | counter | events | Copies, saves, restores, moves and reads from disk that failed, and incomplete
     prefixes. The missing tokens are computed.
 prefix_rent_seconds_total | counter | seconds | Time that the cells of cached prefixes added to ticks, by the
     cost model.
@@ -148,6 +148,8 @@ prefix_bytes | gauge | bytes | Memory of saved pages, including bookkeeping.
 prefix_pages | gauge | pages | Saved pages.
 prefix_leaves | gauge | prefixes | Prefixes in the KV cache without a running request.
 prefix_leaf_tokens | gauge | tokens | Tokens of these prefixes; shared tokens count once for each.
+prefix_disk_bytes | gauge of the daemon | bytes | Files of saved pages (`--prefix-disk`), of all models.
+prefix_disk_written_bytes_total | counter of the daemon | bytes | Bytes of saved pages that were written to the disk.
 # The latency contract (docs/POLICY.md); empty under a policy without a limit.
 latency_cap | gauge | ratio | The promised limit on the p95 inter-token latency of an interactive stream, as a
     multiple of `solo_ms`. `shown_ratio_p95` is the measured value.

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 @frozen
 class PrefixFigures:
-    """Since the start, but for `bytes`, `pages`, `leaves` and `leaf_tokens`, which are of now."""
+    """Since the start, but for `bytes`, `pages`, `leaves`, `leaf_tokens` and `disk_bytes`, which are of now."""
 
     hits: Mapping[str, int] = field(factory=dict)  # by where the beginning was
     failures: Mapping[str, int] = field(factory=dict)  # by what failed; each is a miss
@@ -22,6 +22,8 @@ class PrefixFigures:
     pages: int = 0
     leaves: int = 0
     leaf_tokens: int = 0
+    disk_bytes: int = 0
+    disk_written: int = 0
 
     def values(self) -> dict[str, object]:
         """Return them by the names of the catalogue."""
@@ -37,4 +39,6 @@ class PrefixFigures:
             "prefix_pages": self.pages,
             "prefix_leaves": self.leaves,
             "prefix_leaf_tokens": self.leaf_tokens,
+            "prefix_disk_bytes": self.disk_bytes,
+            "prefix_disk_written_bytes_total": self.disk_written,
         }

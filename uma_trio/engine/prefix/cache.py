@@ -2,7 +2,7 @@
 
 When a request gets a slot, the cache looks for its longest prefix in its own namespace, exact to
 the token. Cells in the KV cache (of a running request or a leaf) are shared at once. Saved pages
-are restored in slices, between ticks. If another request is about to compute the prefix, the
+are restored in slices, between ticks; those on disk are read into memory before, by other threads. If another request is about to compute the prefix, the
 request waits for that one and then shares its cells (a fork). While it waits it is *blocked*: it has
 its slot and is in no plan. When a request ends, is cancelled or preempted, its cells become a leaf.
 
@@ -12,6 +12,7 @@ Leaves are saved in slices, and leave the KV cache when they cost more than thei
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 
@@ -19,6 +20,7 @@ from attrs import define, field
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.prefix.compaction import Compaction
+from uma_trio.engine.prefix.disk import ModelDisk, Reading
 from uma_trio.engine.prefix.leaves import Leaf, Leaves
 from uma_trio.engine.prefix.pages import Page, common
 from uma_trio.engine.prefix.room import Room
@@ -34,10 +36,16 @@ from uma_trio.policy.state import FirstToken
 from uma_trio.telemetry.prefix import PrefixFigures
 from uma_trio.words import Lane
 
+#: Pages that were read and are taken into memory before one tick, beside others that compute: about 2 ms.
+_MOST_RECEIVED = 64
+
 
 @define(eq=False)
 class _Blocked:
-    """A request that has a slot and waits: for `pages`, or for `leader` to compute `coming` tokens."""
+    """A request that has a slot and waits: for `pages`, for `leader` to compute `coming` tokens, or for a `reading`.
+
+    The pages in `locked` are in memory and needed when all of the reading is.
+    """
 
     sequence: Sequence
     source: Source
@@ -45,6 +53,8 @@ class _Blocked:
     pages: deque[Page] = field(factory=deque)
     leader: int | None = None
     coming: int = 0
+    reading: Reading | None = None
+    locked: list[Page] = field(factory=list)
 
 
 class PrefixCache:
@@ -52,7 +62,7 @@ class PrefixCache:
 
     Saved pages take at most `budget` bytes; with 0 the cache is disabled. `recount` is called after
     cells have been shared or dropped, `note` for each request with a hit, when the request can
-    continue. `store` has the pages of an earlier cache of the same model.
+    continue. `store` has the pages of an earlier cache of the same model, `disk` those in files.
     """
 
     def __init__(
@@ -67,6 +77,7 @@ class PrefixCache:
         copying: Copying | None = None,
         ledger: Ledger,
         store: PageStore | None = None,
+        disk: ModelDisk | None = None,
     ) -> None:
         self._backend = backend
         self._recount = recount
@@ -77,7 +88,10 @@ class PrefixCache:
         self.store = store or PageStore(budget, clock)
         self.leaves = Leaves(backend)
         self.ledger = ledger
-        self.saving = Saving(backend, self.store, clock, self.ledger, session_ttl_s, copying)
+        self.disk = disk if self.on else None
+        self.saving = Saving(
+            *(backend, self.store, clock, self.ledger, session_ttl_s, copying, self.disk)
+        )
         self.reuse = Reuse()
         compaction = Compaction(backend, clock, self.saving.save_takes)
         self.room = Room(backend, self.leaves, self.saving, compaction, self.reuse)
@@ -98,14 +112,13 @@ class PrefixCache:
         if self._empties_for(sequence, running):
             self.room.empty()
         submit = sequence.submit
-        found = search(sequence, self._leaders(running), self.leaves, self.store)
+        found = self._search(sequence, running)
         self._note_miss(sequence, found)
         if not sequence.preempted and submit.namespace is not None and submit.keeps:
-            there = max(found.resident, found.saved, found.coming) / sequence.known
-            self.reuse.note(submit.program, there)
+            self.reuse.note(submit.program, found.covered / sequence.known)
         if not self._waits(sequence, found):
             self._take(sequence, found)
-        self.room.make_way(len(sequence.tokens) - max(found.resident, found.saved), found.leaf)
+        self.room.make_way(len(sequence.tokens) - found.there, found.leaf)
         return found
 
     def _note_miss(self, sequence: Sequence, found: FoundPrefix) -> None:
@@ -123,7 +136,11 @@ class PrefixCache:
         """Return what of a request is cached, or about to be; nothing changes."""
         if not self.on:
             return FoundPrefix()
-        return search(sequence, self._leaders(running), self.leaves, self.store)
+        return self._search(sequence, running)
+
+    def _search(self, sequence: Sequence, running: Mapping[int, Sequence]) -> FoundPrefix:
+        leaders = self._leaders(running)
+        return search(sequence, leaders, self.leaves, self.store, self.disk)
 
     def shared_with(self, sequence: Sequence, running: Mapping[int, Sequence]) -> int:
         """Return the number of cells that a waiting request would share with running ones.
@@ -159,6 +176,10 @@ class PrefixCache:
         blocked = self.blocked.get(sequence.handle)
         if blocked is None:
             return None
+        if blocked.reading is not None:
+            return Wait(
+                f"its beginning is read from the disk, {len(blocked.reading.parts)} pages are left"
+            )
         if blocked.leader is None:
             return Wait(
                 f"its beginning is restored from memory, {len(blocked.pages)} pages are left"
@@ -180,8 +201,17 @@ class PrefixCache:
         blocked = self.blocked.get(sequence.handle)
         return blocked is not None and blocked.leader is not None
 
-    def _take(self, sequence: Sequence, found: FoundPrefix, source: Source | None = None) -> None:
-        """Share what is resident, then restore what is saved beyond that."""
+    def _take(
+        self,
+        sequence: Sequence,
+        found: FoundPrefix,
+        source: Source | None = None,
+        *,
+        reads: bool = True,
+    ) -> None:
+        """Share what is resident, then restore what is saved beyond that, once what is on disk has been read."""
+        if reads and self._reads(sequence, found):
+            return
         pages = found.pages if self.saving.worth_restoring(found.pages) else ()
         if pages and self._limits.n_streams > 1:  # only a whole sequence can be restored
             pages = pages[0].path[:-1] + pages
@@ -205,6 +235,54 @@ class PrefixCache:
         else:
             self._begin_from(sequence, n, kind, found)
 
+    def _reads(self, sequence: Sequence, found: FoundPrefix) -> bool:
+        """Hold a request until the pages that are on disk alone are in memory, as far as these have room there."""
+        pages, disk = found.stored_pages, self.disk
+        readings = [each.reading for each in self.blocked.values() if each.reading is not None]
+        left = self.store.budget - sum(reading.n_bytes for reading in readings)
+        if disk is None or not pages or sum(p.n_bytes for p in pages) > left:
+            return False
+        if not disk.is_worth(pages):
+            return False
+        known = [] if found.page is None else list(found.page.path[: pages[0].start // PAGE])
+        for page in known:
+            page.locked += 1
+        self._block(_Blocked(sequence, "disk", found, reading=disk.read(pages), locked=known))
+        return True
+
+    def _receive(self, blocked: _Blocked, running: Mapping[int, Sequence], most: int) -> None:
+        """Take pages that were read into memory; when all are there, the request goes on as with saved ones."""
+        reading, began, submit = blocked.reading, self._clock(), blocked.sequence.submit
+        if reading is None or submit.namespace is None:
+            return
+        parts, added = reading.parts, 0
+        while parts and parts[0].done and added < most:
+            part, page = parts[0], None
+            if part.cells is not None:
+                page = self.store.add(
+                    *(submit.namespace, blocked.locked[-1] if blocked.locked else None),
+                    *(part.page.tokens, part.cells),
+                    owner=submit.program,
+                    cost_s=part.page.cost_s,
+                )
+            if page is None:
+                self.failures["read"] += 1
+                reading.cancel()
+                break
+            page.stored = part.page
+            page.locked += 1
+            blocked.locked.append(page)
+            parts.popleft()
+            added += 1
+        self.ledger.spend(submit.program, self._clock() - began)
+        if parts:
+            return
+        self._unblock(blocked.sequence)
+        self._release(blocked)
+        found = self._search(blocked.sequence, running)
+        if not self._waits(blocked.sequence, found):
+            self._take(blocked.sequence, found, "disk" if found.saved else None, reads=False)
+
     def _empties_for(self, sequence: Sequence, running: Mapping[int, Sequence]) -> bool:
         """Whether a request is alone and asks for an answer that can be had again.
 
@@ -220,7 +298,7 @@ class PrefixCache:
         backend, slot, window = self._backend, sequence.slot, self._limits.window
         # The last token has the logits. Without flash attention one row alone is summed in another order than
         # two (docs/REPRODUCIBILITY.md); who shares with a running request is not alone.
-        alone = self._limits.whole_cache and source in ("leaf", "saved")
+        alone = self._limits.whole_cache and source in ("leaf", "saved", "disk")
         n = min(n, sequence.known - 1 - alone)
         if n and backend.kv_length(slot) > n:
             backend.kv_remove(slot, n)
@@ -251,13 +329,18 @@ class PrefixCache:
 
     # --- while others compute ---
 
-    def settle(self, running: Mapping[int, Sequence]) -> bool:
-        """Let forks go on whose leader is done, and leaders be due for those who wait; whether somebody waits."""
+    def settle(self, running: Mapping[int, Sequence], *, alone: bool = True) -> bool:
+        """Let forks go on whose leader is done, and leaders be due for those who wait; whether somebody waits.
+
+        Unless those who wait are `alone`, only some of what was read is taken into memory.
+        """
         if not (self.blocked or self._promoted or self._waited_for):
             return False
         for blocked in tuple(self.blocked.values()):
             if blocked.leader is not None:
                 self._follow(blocked, running)
+            elif blocked.reading is not None:
+                self._receive(blocked, running, sys.maxsize if alone else _MOST_RECEIVED)
         self._promote(running)
         self._inherit(running)
         return True
@@ -273,7 +356,7 @@ class PrefixCache:
         return 0.0 if first is None else self._restore(first)
 
     def _next_blocked(self) -> _Blocked | None:
-        return next((blocked for blocked in self.blocked.values() if blocked.leader is None), None)
+        return next((blocked for blocked in self.blocked.values() if blocked.pages), None)
 
     def _follow(self, blocked: _Blocked, running: Mapping[int, Sequence]) -> None:
         """Fork as soon as the leader has computed what is shared, or will not."""
@@ -282,7 +365,7 @@ class PrefixCache:
         if goes_on and leader is not None and leader.computed < blocked.coming:
             return
         self._unblock(blocked.sequence)
-        found = search(blocked.sequence, self._leaders(running), self.leaves, self.store)
+        found = self._search(blocked.sequence, running)
         if not self._waits(blocked.sequence, found):
             self._take(blocked.sequence, found, "fork" if leader is not None else None)
 
@@ -326,7 +409,7 @@ class PrefixCache:
         began, pages, slot = self._clock(), self._part_of(blocked), blocked.sequence.slot
         n_tokens = sum(len(page.tokens) for page in pages)
         self.room.make([slot], n_tokens)
-        saved = [page.saved for page in pages if page.saved is not None]
+        saved = [page.saved for page in pages if isinstance(page.saved, memoryview)]
         done = len(saved) == len(pages) and self._backend.kv_restore(slot, saved)
         for page in pages:
             blocked.pages.popleft()
@@ -349,9 +432,12 @@ class PrefixCache:
         return took_s
 
     def _release(self, blocked: _Blocked) -> None:
-        for page in blocked.pages:
+        for page in (*blocked.pages, *blocked.locked):
             page.locked -= 1
         blocked.pages.clear()
+        blocked.locked.clear()
+        if blocked.reading is not None:
+            blocked.reading.cancel()
 
     # --- a request goes ---
 
@@ -417,6 +503,8 @@ class PrefixCache:
             pages=self.store.n_pages,
             leaves=len(self.leaves),
             leaf_tokens=self.leaves.n_tokens,
+            disk_bytes=0 if self.disk is None else self.disk.disk.n_bytes,
+            disk_written=0 if self.disk is None else self.disk.disk.written,
         )
 
     def clear(self, mine: Callable[[str], bool]) -> int:

@@ -11,26 +11,39 @@ from collections.abc import Iterator
 from hashlib import blake2b
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 
 from uma_trio.backend.base import IntArray, Saved
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import PAGE
 
 
+@frozen
+class StoredFile:
+    """The file in which a page is, by its name, and its size."""
+
+    name: str
+    n_bytes: int
+
+    def __len__(self) -> int:
+        """Return its size."""
+        return self.n_bytes
+
+
 @define(eq=False)
 class Page:
-    """One saved page. `start` is the position of its first token; computing it took `cost_s`.
+    """One saved page, in memory or in a file. `start` is the position of its first token; computing it took `cost_s`.
 
     `uses` counts restores and hits in the KV cache. Until `pinned_until` (engine's clock) it is
-    evicted last. `locked` is the number of restores that still need it.
+    evicted last. `locked` is the number of restores that still need it. Of a page in memory `stored` is the same one in a
+    file, and `queued` says that it waits to be written.
     """
 
     tokens: IntArray
     start: int
     parent: Page | None
     owner: Path = ()
-    saved: Saved | None = None  # None for the root of a namespace
+    saved: Saved | StoredFile | None = None  # None for the root of a namespace
     cost_s: float = 0.0
     uses: int = 1
     pinned_until: float = 0.0
@@ -39,6 +52,8 @@ class Page:
     version: int = 0
     children: dict[int, list[Page]] = field(factory=dict)
     digest: bytes = b""
+    stored: Page | None = None
+    queued: bool = False
 
     @property
     def end(self) -> int:
@@ -49,6 +64,11 @@ class Page:
     def n_bytes(self) -> int:
         """The size of its cells and its tokens."""
         return (len(self.saved) if self.saved is not None else 0) + self.tokens.nbytes
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is in a file, too."""
+        return self.stored is not None and self.stored.saved is not None
 
     @property
     def namespace(self) -> str:
@@ -129,7 +149,9 @@ class PageTrie:
                 break
         return page, (page if at else None, at * PAGE), at * PAGE
 
-    def add(self, namespace: str, parent: Page | None, tokens: IntArray, saved: Saved) -> Page:
+    def add(
+        self, namespace: str, parent: Page | None, tokens: IntArray, saved: Saved | StoredFile
+    ) -> Page:
         """Put a page behind `parent` (None: at the beginning), which is full.
 
         Raises ValueError if `parent` is not, or if the page is empty, too long, or there already.

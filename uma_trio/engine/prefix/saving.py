@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from uma_trio.backend.base import Backend, Saved
+from uma_trio.engine.prefix.disk import ModelDisk
 from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.engine.prefix.measured import CellTimes
 from uma_trio.engine.prefix.pages import Page
@@ -51,8 +52,10 @@ class Saving:
         ledger: Ledger,
         session_ttl_s: float,
         copying: Copying | None = None,
+        disk: ModelDisk | None = None,
     ) -> None:
         self._backend = backend
+        self._disk = disk
         self._store = store
         self._clock = clock
         self._session_ttl_s = session_ttl_s
@@ -262,8 +265,14 @@ class Saving:
                 cost_s=self._cost_s(first, last - first),
             )
             if page is None:
-                return
+                break
             leaf.page, leaf.saved = page, last
+        self._offer(leaf)
+
+    def _offer(self, leaf: Leaf) -> None:
+        """Have what is saved of a leaf written to the disk."""
+        if self._disk is not None and leaf.page is not None:
+            self._disk.offer(leaf.namespace, leaf.page)
 
     def sessions(self, namespace: str) -> list[str]:
         """Return the sessions of a namespace whose latest turn is saved."""
@@ -288,6 +297,7 @@ class Saving:
 
     def _whole(self, leaf: Leaf) -> None:
         """Note that all of a leaf is saved."""
+        self._offer(leaf)
         self._latest[leaf.handle] = leaf
         if len(self._latest) > MOST_LATEST:
             self._latest.popitem(last=False)

@@ -8,13 +8,14 @@ from typing import Literal
 from attrs import frozen
 
 from uma_trio.backend.base import IntArray
+from uma_trio.engine.prefix.disk import ModelDisk
 from uma_trio.engine.prefix.leaves import Leaf, Leaves
 from uma_trio.engine.prefix.pages import Page, common
 from uma_trio.engine.prefix.store import PageStore
 from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.prefix import LEAST_FORK, LEAST_HIT, PAGE
 
-Source = Literal["running", "leaf", "saved", "fork"]
+Source = Literal["running", "leaf", "saved", "disk", "fork"]
 
 
 @frozen(eq=False)
@@ -22,7 +23,7 @@ class FoundPrefix:
     """The result of a search, in tokens.
 
     `resident` tokens are in the KV cache, in the cells of `seq`; `saved` tokens are in pages up to
-    `page`. `leader` is a request that will have computed `coming` of them. The nearest cached
+    `page`; more of them, `on_disk`, are in files up to `stored`. `leader` is a request that will have computed `coming` of them. The nearest cached
     prefix differs after `apart` tokens, where it has the token `other`, -1 if it ends there.
     """
 
@@ -31,6 +32,8 @@ class FoundPrefix:
     leaf: Leaf | None = None
     page: Page | None = None
     saved: int = 0
+    stored: Page | None = None
+    on_disk: int = 0
     leader: Sequence | None = None
     coming: int = 0
     apart: int = 0
@@ -44,21 +47,36 @@ class FoundPrefix:
         return self.page.path[self.resident // PAGE :]
 
     @property
+    def stored_pages(self) -> tuple[Page, ...]:
+        """The pages after the ones in memory that are worth reading."""
+        if self.stored is None or self.on_disk - max(self.resident, self.saved) < LEAST_HIT:
+            return ()
+        return self.stored.path[self.saved // PAGE :]
+
+    @property
+    def there(self) -> int:
+        """How many tokens are cached."""
+        return max(self.resident, self.saved, self.on_disk)
+
+    @property
     def covered(self) -> int:
         """How many tokens need not be computed for this request alone."""
-        return max(self.resident, self.saved, self.coming)
+        return max(self.there, self.coming)
 
     def waits(self, n_tokens: int) -> bool:
         """Whether a request that needs `n_tokens` without the last should wait for the leader."""
-        there = max(self.resident, self.saved)
-        gained = self.coming - there
+        gained = self.coming - self.there
         # Samples of one short prompt share all of it.
         least = LEAST_FORK if self.coming < n_tokens else LEAST_HIT
         return gained >= least
 
 
 def search(
-    sequence: Sequence, running: Iterable[Sequence], leaves: Leaves, store: PageStore
+    sequence: Sequence,
+    running: Iterable[Sequence],
+    leaves: Leaves,
+    store: PageStore,
+    disk: ModelDisk | None = None,
 ) -> FoundPrefix:
     """Return the cached part of the tokens that `sequence` has to compute, without the last token.
 
@@ -88,9 +106,22 @@ def search(
     page, saved = store.match(namespace, tokens)
     if page is not None:
         nearest = max(nearest, (saved, _behind(page, saved)))
+    stored, on_disk = _more(disk, namespace, tokens, saved)
+    if stored is not None:
+        nearest = max(nearest, (on_disk, _behind(stored, on_disk)))
     if best < LEAST_HIT:
         best, seq, best_leaf = 0, -1, None
-    return FoundPrefix(best, seq, best_leaf, page, saved, leader, coming, *nearest)
+    return FoundPrefix(
+        *(best, seq, best_leaf, page, saved, stored, on_disk, leader, coming), *nearest
+    )
+
+
+def _more(
+    disk: ModelDisk | None, namespace: str, tokens: IntArray, saved: int
+) -> tuple[Page | None, int]:
+    """Return what is on disk, if that is more than what is saved in memory."""
+    stored, n = (None, 0) if disk is None else disk.match(namespace, tokens)
+    return (stored, n) if n > saved else (None, 0)
 
 
 def shared_with(sequence: Sequence, running: Iterable[Sequence]) -> int:

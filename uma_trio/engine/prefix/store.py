@@ -1,4 +1,4 @@
-"""The saved pages within a budget of bytes: eviction, and what a larger budget would keep.
+"""The saved pages, in memory or on disk, within a budget of bytes: eviction, and what a larger budget would keep.
 
 There are two segments: pages used once, and pages used again. Within each the page that saves the
 least time per byte is evicted (GreedyDual: its value counts from the level of the last eviction, so
@@ -9,6 +9,7 @@ pages are evicted last, and a page is evicted after all pages that follow it.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -17,7 +18,7 @@ from typing import Final
 from attrs import define, field, frozen
 
 from uma_trio.backend.base import IntArray, Saved
-from uma_trio.engine.prefix.pages import Page, PageTrie
+from uma_trio.engine.prefix.pages import Page, PageTrie, StoredFile
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import AGAIN_SHARE, PINNED_SHARE, worth
 
@@ -62,14 +63,23 @@ class _Ghost:
 
 
 class PageStore:
-    """Saved pages of all namespaces, never more than `budget` bytes."""
+    """Saved pages of all namespaces, never more than `budget` bytes and `most_pages`. With `ghosts` evicted ones are remembered."""
 
-    def __init__(self, budget: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        budget: int,
+        clock: Callable[[], float],
+        *,
+        most_pages: int = sys.maxsize,
+        ghosts: bool = True,
+    ) -> None:
         self.trie = PageTrie()
         self.budget = budget
         self.evicted = 0
         self.ghost_hits = 0
         self._clock = clock
+        self._most_pages = most_pages
+        self._remembers = ghosts
         self._segments = (_Segment(), _Segment())  # once, again
         self._by_owner: dict[Path, int] = {}
         self._ghosts: OrderedDict[bytes, _Ghost] = OrderedDict()
@@ -100,6 +110,10 @@ class PageStore:
         """How many pages are saved."""
         return self._n
 
+    def held_by(self, owner: Path) -> int:
+        """Return the size of the pages of an owner."""
+        return self._by_owner.get(owner, 0)
+
     def match(self, namespace: str, tokens: IntArray) -> tuple[Page | None, int]:
         """Return the page that the longest saved beginning ends in, and its length."""
         return self.trie.match(namespace, tokens)
@@ -120,7 +134,7 @@ class PageStore:
         namespace: str,
         parent: Page | None,
         tokens: IntArray,
-        saved: Saved,
+        saved: Saved | StoredFile,
         *,
         owner: Path,
         cost_s: float,
@@ -193,7 +207,7 @@ class PageStore:
         return before - self._n
 
     def _make_room(self, n_bytes: int) -> bool:
-        while self.n_bytes + n_bytes > self.budget:
+        while self.n_bytes + n_bytes > self.budget or self._n >= self._most_pages:
             victim = self._victim()
             if victim is None:
                 return False
@@ -277,8 +291,9 @@ class PageStore:
             del self._by_owner[page.owner]
 
     def _evict(self, page: Page) -> None:
-        self._ghosts[page.digest] = _Ghost(page.n_bytes, page.namespace)
-        self._ghost_bytes += page.n_bytes
+        if self._remembers:
+            self._ghosts[page.digest] = _Ghost(page.n_bytes, page.namespace)
+            self._ghost_bytes += page.n_bytes
         self._drop(page)
         self.evicted += 1
         most = max(1, int(_GHOST_SHARE * self.budget / _GHOST_BYTES))

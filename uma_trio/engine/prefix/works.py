@@ -32,7 +32,7 @@ class Restoring:
 
     def look(self, running: Mapping[int, Sequence], *, alone: bool) -> bool:
         """Let forks go on whose leader is done, and leaders be due for those who wait for them."""
-        return self.prefix.settle(running)
+        return self.prefix.settle(running, alone=alone)
 
     def do(self, most_s: float) -> float:
         """Restore pages; the next one waits if it should take longer than what is left."""
