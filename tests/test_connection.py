@@ -717,13 +717,13 @@ async def test_a_reader_that_reads_nothing_is_dropped(autojump_clock: MockClock)
 
 
 async def test_a_slow_reader_is_not_a_stalled_one(autojump_clock: MockClock) -> None:
-    """A hundred bytes every four seconds for four minutes: behind, but reading."""
+    """A hundred bytes every three seconds for three minutes: behind, but reading."""
     async with house() as daemon:
         client = daemon.connect()
         await client.ask(max_tokens=900)
         for _ in range(60):
             await client.transport.receive_some(100)
-            await trio.sleep(4)
+            await trio.sleep(3)
         assert daemon.server.n_connections == 1
         assert daemon.recorder.errors == []
 

@@ -77,7 +77,7 @@ def test_a_request_that_cannot_be_taken_in_ends_at_once() -> None:
     """Nothing is held for it, and the next one has its place in the queue."""
     bench = Bench(max_waiting=2)
     for _ in range(5):
-        _, sink = bench.submit(stop=(b"no text",))  # type: ignore[arg-type]
+        _, sink = bench.submit(stop=(7,))  # type: ignore[arg-type]
         _, other = bench.submit(max_tokens=5)
         bench.run()
         assert sink.end.code == BROKEN

@@ -81,6 +81,16 @@ class Daemon:
         """Count its open files."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def settled_descriptors(self) -> int:
+        """Count its open files once the processes that render templates have been started."""
+        with self.dial() as sock:
+            chat = [{"role": "user", "content": "Hi"}]
+            send(sock, {"type": "generate", "id": "t", "messages": chat, "max_tokens": 1})
+            while receive(sock).get("event") not in ("eos", "error"):
+                pass
+        self.until_idle()
+        return self.descriptors()
+
     def metrics(self) -> dict[str, object]:
         """Ask it."""
         with self.dial() as sock:
@@ -253,7 +263,7 @@ def test_two_hundred_clients_one_after_another() -> None:
     with daemon("parallel=4", "max_sessions=64") as running:
         list(generate_sync("warm up", running.path, max_tokens=2))
         running.until_idle()
-        before = running.descriptors()
+        before = running.settled_descriptors()
         texts = {
             "".join(token.text for token in generate_sync("hello", running.path, max_tokens=5))
             for _ in range(200)
@@ -265,7 +275,7 @@ def test_two_hundred_clients_one_after_another() -> None:
 async def test_forty_clients_at_once() -> None:
     """Over four slots: forty terminal events, and everything is free again."""
     with daemon("parallel=4", "max_sessions=64", "n_ctx=4096", "cost=0.001") as running:
-        before = running.descriptors()
+        before = running.settled_descriptors()
         reasons: list[str] = []
 
         async def one(n: int) -> None:
@@ -311,7 +321,7 @@ def test_garbage_is_answered_with_one_sentence() -> None:
 def test_a_killed_client_leaves_nothing(prompt_bytes: int) -> None:
     """Kill -9 in the middle of a prompt or of a stream frees slot, cells and descriptor."""
     with daemon("n_ctx=8192", "cost=0.02") as running:
-        before = running.descriptors()
+        before = running.settled_descriptors()
         process = reader(running, prompt_bytes)
         if prompt_bytes == 5:
             first_read(process)

@@ -804,7 +804,9 @@ async def test_the_model_is_described_to_all_who_ask(autojump_clock: MockClock) 
 
 async def test_the_model_goes_by_every_name_that_it_was_given(autojump_clock: MockClock) -> None:
     """Each is listed; a strict daemon takes them, and that of the file, and no other."""
-    async with http_house(model="first", aliases=("second", "file"), strict=True) as daemon:
+    async with http_house(
+        model="first", aliases=("second", "file"), from_file=("file",), strict=True
+    ) as daemon:
         listed = (await daemon.ask("GET", "/v1/models")).json["data"]
         assert [(model["id"], model["aliases"]) for model in listed] == [
             ("first", ["second", "file"]),

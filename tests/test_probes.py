@@ -218,6 +218,7 @@ def popen(*words, **options):
     process = real(*words, **options)
     if sys.argv[1:]:
         os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     print(process.pid, flush=True)
     return process
 subprocess.Popen = popen

@@ -288,7 +288,7 @@ async def test_a_chats_manner_reaches_the_template(autojump_clock: MockClock) ->
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"x": "<|im_end|>"}, "other characters"), ({"messages": []}, "the daemon's own")],
+    [({"messages": []}, "the daemon's own"), ({"a b": 1}, "not an identifier")],
 )
 async def test_arguments_that_a_template_must_not_get_are_refused(
     autojump_clock: MockClock, arguments: dict[str, Any], words: str

@@ -363,7 +363,7 @@ def engine_settings(
             bmt_budget=given or probed or None,
             paid_drafts=speculation == "auto",
         ),
-        scratch_slots=backend.limits.n_slots - config.parallel,
+        scratch_slots=int(backend.limits.n_streams == 1),
         drafts=speculation != "off",
         cost=cost,
         traffic=traffic,
