@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from attrs import evolve
 
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.state import (
+    FirstToken,
     FirstTokens,
     GuardMemory,
     MeasuredTick,
@@ -14,7 +17,14 @@ from uma_trio.policy.state import (
     SequenceView,
     Waiting,
 )
-from uma_trio.policy.stretch import Wanted, common_stretch, first_token, level_of, prefill_s
+from uma_trio.policy.stretch import (
+    OwnMachine,
+    Wanted,
+    common_stretch,
+    is_brief,
+    level_of,
+    prefill_s,
+)
 
 STAIRS = {1: 8.0, 2: 11.7, 3: 16.2, 4: 11.1, 5: 15.2, 8: 18.8, 16: 25.9, 32: 48.7, 64: 93.5}
 COST = CostModel(Staircase(tuple(STAIRS), tuple(ms / 1e3 for ms in STAIRS.values())))
@@ -70,18 +80,22 @@ def situation(*views: SequenceView, cost: CostModel = COST, **remembered: object
 def waited_for(now: SchedulerState) -> SchedulerState:
     """Return `now` with the deadlines of its prompts, as the engine notes them in the order of arrival."""
     cost = now.memory.cost or COST
-    ends: dict[int, float] = {}
+    machines: defaultdict[int, OwnMachine] = defaultdict(OwnMachine)
     views = {view.key: view for view in now.sequences}
-    wanted = []
     prompts = [view for view in now.sequences if view.lane == "interactive" and not view.started]
     level = level_of([view.path for view in prompts])
+    own_s = {v.key: prefill_s(cost, now.n_batch, v.due, v.computed) for v in prompts}
     for view in sorted(prompts, key=lambda view: (view.arrived, view.key)):
-        own_s = prefill_s(cost, now.n_batch, view.due, view.computed)
-        first = first_token(ends, view.arrived, view.path, own_s)
-        ends.update(
-            {node: since + own_s for node, since in zip(view.path, first.since, strict=True)}
-        )
+        for node in view.path:
+            machines[node].add(view.key, view.arrived, own_s[view.key])
+    wanted = []
+    for view in prompts:
+        ends = tuple([machines[node].ends()[view.key] for node in view.path])
+        own = own_s[view.key]
+        fits = view.due <= min(now.n_batch, now.contract.newcomer_tokens)
+        short = fits and is_brief(cost, own)
+        first = FirstToken(view.arrived, own_s[view.key], ends, short=short)
         views[view.key] = evolve(view, first=first)
-        wanted.append(Wanted(first.since[level], own_s, own_s))
+        wanted.append(Wanted(view.arrived, ends[level] - view.arrived, own_s[view.key]))
     known = FirstTokens(common_stretch(now.now, wanted, now.memory.prompts_share), level)
     return evolve(now, sequences=tuple(views.values()), first_tokens=known)

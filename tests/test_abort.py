@@ -8,7 +8,7 @@ from policy_kit import decoder, prompt, state
 
 from uma_trio.policy.abort import LONG_S, Abortable, Newcomer, abortable, gives_way
 from uma_trio.policy.plan import Plan, PlanItem
-from uma_trio.policy.state import SequenceView
+from uma_trio.policy.state import FirstToken, SequenceView
 
 TICK = Abortable(predicted_s=1.0, free_cells=1000)
 PERSON = Newcomer("interactive", cells=100)
@@ -30,19 +30,34 @@ def test_a_tick_of_background_prompts_alone_may_be_given_up() -> None:
     assert abortable(state(*views), planned(*views), 1) == Abortable(1.0, 1000)
 
 
+def test_a_tick_that_somebody_reads_never_is() -> None:
+    """No token of a reader's is lost."""
+    assert abortable(state(BATCH, decoder(2)), planned(BATCH, decoder(2)), 1) is None
+
+
+def test_a_tick_without_a_prompt_never_is() -> None:
+    """Answers take one token a tick."""
+    answer = decoder(2, awaits="answer")
+    assert abortable(state(answer), planned(answer), 1) is None
+
+
 @pytest.mark.parametrize(
     "other",
-    [
-        decoder(2),
-        prompt(2),
-        prompt(2, computed=600, started=True),
-        decoder(2, lane="background"),
-    ],
-    ids=["a stream", "a person's prompt", "one that is computed again", "a background stream"],
+    [prompt(2), prompt(2, computed=600, started=True), decoder(2, awaits="answer")],
+    ids=["a prompt", "one that is computed again", "an answer"],
 )
-def test_a_tick_with_anything_else_never_is(other: SequenceView) -> None:
-    """No row of a person's is lost, and no token of anybody's."""
-    assert abortable(state(BATCH, other), planned(BATCH, other), 1) is None
+def test_a_tick_with_interactive_work_is_given_up_for_short_prompts(other: SequenceView) -> None:
+    """To a long one it makes no difference."""
+    tick = abortable(state(BATCH, other), planned(BATCH, other), 1)
+    assert tick is not None
+    assert gives_way(tick, 0.1, Newcomer("interactive", 600, 512))
+    assert not gives_way(tick, 0.1, Newcomer("interactive", 700, 513))
+
+
+def test_a_tick_with_a_short_prompt_never_is() -> None:
+    """Or short prompts would delay each other."""
+    short = prompt(2, first=FirstToken(99.0, 0.1, (99.1,), short=True))
+    assert abortable(state(BATCH, short), planned(BATCH, short), 1) is None
 
 
 def test_others_who_run_and_have_no_part_in_the_tick_do_not_matter() -> None:
@@ -63,10 +78,13 @@ def test_it_is_not_given_up_for_somebody_who_would_get_no_slot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("elapsed_s", "given_up"), [(0.0, True), (0.49, True), (0.5, False), (0.9, False), (3.0, False)]
+    ("elapsed_s", "given_up"),
+    [(0.0, True), (0.49, True), (0.69, True), (0.71, False), (3.0, False)],
 )
-def test_it_is_given_up_in_its_first_half_only(elapsed_s: float, given_up: bool) -> None:
-    """What is lost is always less than what is saved."""
+def test_late_in_a_tick_it_is_given_up_only_for_a_wait_that_is_noticed(
+    elapsed_s: float, given_up: bool
+) -> None:
+    """More is lost then."""
     assert gives_way(TICK, elapsed_s, PERSON) is given_up
 
 

@@ -8,12 +8,12 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_kit import COST, decoder, prompt, situation, state
+from policy_kit import COST, decoder, prompt, situation, state, waited_for
 
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.deadline.fill import SAVING, TOO_LONG
+from uma_trio.policy.deadline.fill import DEEP_S, SAVING, TOO_LONG
 from uma_trio.policy.deadline.slack import LINGER_S, margin
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import (
@@ -105,12 +105,13 @@ def test_newcomers_may_make_a_token_later_than_slack_allows() -> None:
     assert many.limit.newcomer_s == pytest.approx(max(many.limit.seconds, 1.2 * SOLO))
 
 
-def test_a_tick_that_nobody_reads_takes_a_tenth_of_a_second_at_the_most() -> None:
-    """Where it cannot be given up for whoever asks next."""
-    slow = evolve(WIDE, scale=4.0)
-    plan = planned(batch(pending=900), cost=slow)
-    assert plan.n_tokens < planned(batch(pending=900), cost=WIDE).n_tokens
-    assert plan.predicted_s <= TUNING.unread_s
+def test_a_tick_that_nobody_reads_and_cannot_be_aborted_is_brief() -> None:
+    """It takes a tenth of a second, or up to three if prompts are computed at a lower rate in shorter ticks."""
+    seconds = [planned(batch(pending=900), cost=evolve(WIDE, scale=n)) for n in (4.0, 8.0)]
+    assert [plan.n_tokens for plan in seconds] == [512, 256]
+    assert all(plan.predicted_s <= DEEP_S for plan in seconds)
+    level = CostModel(Staircase((1, 32, 256, 512), (0.01, 0.1, 0.8, 1.6)))
+    assert planned(batch(pending=900), cost=level).predicted_s <= TUNING.unread_s
 
 
 def test_a_tick_that_can_be_given_up_has_the_chunk_of_the_best_rate() -> None:
@@ -122,9 +123,17 @@ def test_a_tick_that_can_be_given_up_has_the_chunk_of_the_best_rate() -> None:
 
 def test_where_no_tick_is_short_the_least_goes_on() -> None:
     """Short ticks never keep anybody waiting for ever."""
-    deep = evolve(COST, context_cell_s=1e-4)
+    deep = evolve(COST, context_cell_s=1e-4, wide_context_cell_s=1e-4)
     plan = planned(batch(computed=20_000), cost=deep)
     assert plan.n_tokens == 1
+
+
+def test_a_deep_chunk_is_no_smaller_than_the_best_size() -> None:
+    """Attention in narrow ticks costs three times as much as in wide ones, so four tokens take half as long as sixty-four."""
+    deep = evolve(COST, context_cell_s=3e-6, wide_context_cell_s=1e-6)
+    prompts = [prompt(key, 500, computed=4000, arrived=99.0, awaits="answer") for key in (1, 2)]
+    now = evolve(waited_for(situation(*prompts, cost=deep)), interruptible=True)
+    assert deadline(now).n_tokens == 64
 
 
 def test_a_newcomer_is_computed_whole_where_the_slack_suffices() -> None:

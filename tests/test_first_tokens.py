@@ -11,12 +11,13 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import MOMENT_S, STRETCH, Contract
 from uma_trio.policy.stretch import prefill_s
-from uma_trio_sim.machine import built_in, steady
+from uma_trio_sim.machine import built_in, modelled, steady
 from uma_trio_sim.simulation import LIMITS, Simulation, settings_for
 from uma_trio_sim.world import SimulatedRequest
 
 READS = Contract(reading_pace_s=0.040)
 H200 = built_in("h200", steady)
+CPU = built_in("q4_0", steady)
 
 
 def machine(n_slots: int, *, cached: bool = False) -> Simulation:
@@ -54,6 +55,69 @@ def test_a_short_question_does_not_wait_for_a_slot_behind_long_prompts() -> None
     question = world.submit(20, 2, client=100, awaits="answer")
     until_all_have_ended(world, [*asked, question])
     assert question.ttft_s < sorted(request.ttft_s for request in asked)[3]
+
+
+@pytest.mark.parametrize("client", [1, 100])
+@pytest.mark.parametrize("n_slots", [2, 16])
+def test_a_short_question_is_answered_beside_eight_long_prompts(client: int, n_slots: int) -> None:
+    """Of the same program and of another one, also if prompts have all slots: the promise of the README."""
+    limits = evolve(LIMITS, n_ctx=300_000, n_ctx_seq=40_000, n_slots=n_slots + 1, n_batch=1024)
+    world = Simulation(deadline, READS, profile=H200, limits=limits)
+    asked = [world.submit(30_000, 2, client=1, awaits="answer") for _ in range(8)]
+    questions: list[SimulatedRequest] = []
+    for n in range(10):
+        ask = lambda: questions.append(world.submit(58, 2, client=client))  # noqa: E731
+        world.at(0.2 + 1.7 * n, ask)
+    until_all_have_ended(world, asked)
+    assert [len(questions), len(asked)] == [10, 8]
+    assert max(question.ttft_s for question in questions) <= STRETCH * (own_s(58) + MOMENT_S)
+
+
+def test_short_questions_in_a_row_abort_long_chunks_and_keep_the_promise() -> None:
+    """On a CPU, behind thousands of tokens. After an abort ticks are brief until the lost time is made up."""
+    deep = evolve(CPU.believed, context_cell_s=3e-6, wide_context_cell_s=1.5e-6)
+    world = Simulation(deadline, READS, profile=modelled("deep", deep))
+    asked = [world.submit(3000, 2, client=1, awaits="answer") for _ in range(6)]
+    questions: list[SimulatedRequest] = []
+    for n in range(12):
+        ask = lambda: questions.append(world.submit(20, 1, client=1))  # noqa: E731
+        world.at(0.3 + 0.6 * n + 0.2 * (n % 2), ask)
+    until_all_have_ended(world, [*asked])
+    assert world.metrics.snapshot()["aborted_ticks_total"] > 0  # type: ignore[operator]
+    alone_s = prefill_s(CPU.believed, 512, 20, 0)
+    assert len(questions) == 12
+    assert max(question.ttft_s for question in questions) <= STRETCH * (alone_s + MOMENT_S)
+
+
+def test_conversations_that_overload_the_machine_do_not_delay_a_short_question() -> None:
+    """Each long prompt is of another conversation, so that the common stretch is 8."""
+    limits = evolve(LIMITS, n_ctx=300_000, n_ctx_seq=40_000, n_batch=1024)
+    world = Simulation(deadline, READS, profile=H200, limits=limits)
+    asked = [world.submit(30_000, 2, client=n, awaits="answer") for n in range(8)]
+    world.run(1.0)
+    assert world.engine.registry.first_tokens.known.stretch > 2 * STRETCH
+    question = world.submit(58, 2, client=0)
+    until_all_have_ended(world, [*asked, question])
+    assert question.ttft_s <= STRETCH * (own_s(58) + MOMENT_S)
+
+
+@pytest.mark.parametrize("pieces", [2, 8, 32])
+def test_a_client_that_divides_its_work_has_it_done_no_sooner(pieces: int) -> None:
+    """Beside three clients that send the same work in one prompt."""
+
+    def done_at(pieces: int) -> tuple[float, float]:
+        limits = evolve(LIMITS, n_ctx=300_000, n_ctx_seq=20_000, n_slots=41)
+        world = Simulation(deadline, READS, profile=H200, limits=limits)
+        others = [world.submit(16_000, 1, client=100 + n, awaits="answer") for n in range(3)]
+        world.run(0.01)
+        own = [world.submit(16_000 // pieces, 1, client=1, awaits="answer") for _ in range(pieces)]
+        until_all_have_ended(world, [*others, *own])
+        own_s, others_s = ([request.token_times[0] for request in of] for of in (own, others))
+        return max(own_s), max(others_s)
+
+    whole, divided = done_at(1), done_at(pieces)
+    assert divided[0] >= whole[0]
+    assert divided[1] <= 1.03 * max(whole)
 
 
 def test_answers_that_hold_every_slot_make_way_once_for_a_first_token() -> None:
@@ -152,5 +216,5 @@ def test_who_has_been_served_is_forgotten_while_others_wait() -> None:
     for n in range(60):
         world.submit(4000, 1, client=1000 + n % 2, awaits="answer")
         until_all_have_ended(world, [world.submit(20, 1, client=n, awaits="answer")])
-        most = max(most, len(world.engine.registry.first_tokens._ends))
+        most = max(most, len(world.engine.registry.first_tokens._machines))
     assert most < 30

@@ -34,7 +34,7 @@ from uma_trio.sockets.principal import Principal
 from uma_trio.wire import ask_of
 
 PLAYOUT_S = Contract().playout_s
-PLACES = 16  # of a stream, unless a test says otherwise
+PLACES = 20  # of a stream, unless a test says otherwise
 DOOR = Door(max_prompt_bytes=1000)
 
 
@@ -193,9 +193,9 @@ def test_a_preempted_stream_goes_on_behind_what_it_has_to_show() -> None:
 def test_a_stream_whose_places_are_all_held_is_not_emptied_when_it_goes_on() -> None:
     """What it shows next comes behind what is held, a token for each that is computed."""
     bench = Bench(FakeBackend(), pacing(0.05))
-    handle, sink = bench.submit(max_tokens=40, credit=8, smooth=True)
+    handle, sink = bench.submit(max_tokens=40, credit=12, smooth=True)
     bench.run()
-    assert len(sink.tokens) == 8
+    assert len(sink.tokens) == 12
     bench.credit(handle, 1)
     bench.ticks(1)
     token = sink.items[-1]

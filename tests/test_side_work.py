@@ -13,8 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.side import PACE_SHARE, TICK_SHARE, Desk, Ledger, Yields
+from uma_trio.engine.side import (
+    MOST_SAVED_S,
+    PACE_SHARE,
+    TICK_SHARE,
+    Desk,
+    Ledger,
+    Yields,
+)
 from uma_trio.policy.fairness import Path
+from uma_trio.policy.prefix import SAVING_SHARE
 
 TICK_S, PACE_S = 0.020, 0.040
 SHARE_S = max(TICK_SHARE * TICK_S, PACE_SHARE * (PACE_S - TICK_S))
@@ -174,6 +182,22 @@ def test_what_makes_room_comes_first_where_nobody_reads() -> None:
             work.begun = Noted(order, work.path)
         made.desk.between_ticks(made.readers if read else made.prompts, 0, TICK_S)
         assert order == ([(1,), (2,)] if read else [(2,), (1,)])
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_saving_takes_two_per_cent_of_the_time_on_all_models_together(read: bool) -> None:
+    """While a client waits for a token."""
+    one, other = desk([[0.001] * 1000], math.inf), desk([[0.001] * 1000], math.inf)
+    other.desk.saving_budget = one.desk.saving_budget
+    other.clock = other.desk.clock = other.works[0].clock = one.clock
+    for made in (one, other):
+        made.works[0].makes_room = True
+    for _ in range(500):
+        one.clock.now += TICK_S
+        for made in (one, other):
+            made.desk.between_ticks(made.readers if read else made.prompts, 0, TICK_S)
+    spent_s = one.desk.spent_s + other.desk.spent_s
+    assert spent_s == pytest.approx(SAVING_SHARE * one.clock.now + MOST_SAVED_S, abs=0.002)
 
 
 def test_work_for_nobody_who_runs_keeps_to_its_share() -> None:

@@ -20,7 +20,17 @@ from uma_trio.policy.state import (
     FirstToken,
     SchedulerState,
 )
-from uma_trio.policy.stretch import LOOKED_AT, Wanted, common_stretch, level_of, prefill_s
+from uma_trio.policy.stretch import (
+    LOOKED_AT,
+    SHORT_BURST_S,
+    SHORT_SHARE,
+    OwnMachine,
+    ShortLane,
+    Wanted,
+    common_stretch,
+    level_of,
+    prefill_s,
+)
 from uma_trio.policy.stretch import deadline as due_at
 from uma_trio.service.ask import Ask, Door, Refusal, awaits_of
 from uma_trio.service.checks import Bounds, check_untokenised
@@ -223,7 +233,7 @@ def test_who_computes_for_others_is_due_when_the_first_of_them_is() -> None:
     """Else whoever is due between the two holds up both."""
     leader, between = prompt(1, 400, arrived=99.0, client=1), prompt(2, 200, arrived=99.0, client=2)
     assert order(waited_for(situation(leader, between))) == [2, 1]
-    heir = evolve(leader, waited_by=(FirstToken((99.0,), 0.01),))
+    heir = evolve(leader, waited_by=(FirstToken(99.0, 0.01, (99.01,)),))
     assert order(waited_for(situation(heir, between))) == [1, 2]
 
 
@@ -334,3 +344,53 @@ def test_a_state_with_answers_is_planned_the_same_again() -> None:
     assert deadline(now) == deadline(now)
     assert {item.key for item in deadline(now).items} == {1, 2}
     assert np.isinf(deadline(now).limit.seconds)
+
+
+# --- the virtual machine of a sender ---
+
+
+def test_the_shortest_prompt_of_a_sender_is_first() -> None:
+    """And those behind it move on by its time."""
+    machine = OwnMachine()
+    machine.add(1, 0.0, 4.0)
+    machine.add(2, 0.0, 4.0)
+    machine.add(3, 1.0, 0.5)
+    assert machine.ends() == {3: 1.5, 1: 4.5, 2: 8.5}
+
+
+def test_what_is_left_of_a_prompt_counts_and_not_all_of_it() -> None:
+    """One that is nearly done is finished."""
+    machine = OwnMachine()
+    machine.add(1, 0.0, 4.0)
+    machine.add(2, 3.5, 1.0)
+    assert machine.ends() == {1: 4.0, 2: 5.0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.0, 0.3), st.floats(0.01, 2.0)), max_size=60))
+def test_a_long_prompt_takes_at_most_about_twice_as_long_as_in_the_order_of_arrival(
+    later: list[tuple[float, float]],
+) -> None:
+    """However many shorter ones come, and no machine time is lost."""
+    machine, at, total_s = OwnMachine(), 0.0, 5.0
+    machine.add(0, 0.0, 5.0)
+    end = 5.0
+    for key, (after_s, own_s) in enumerate(later, start=1):
+        at += after_s
+        if at >= end:
+            break
+        machine.add(key, at, own_s)
+        total_s += own_s
+        end = machine.ends()[0]
+    assert end <= max(5.0 + 5.0 + MOMENT_S, 2 * 5.0) + 1e-9
+    assert max(machine.ends().values()) == pytest.approx(total_s)
+
+
+def test_short_prompts_use_a_part_of_the_machine_before_all_others() -> None:
+    """What they may use in advance is made up for by time."""
+    lane = ShortLane()
+    admitted = [lane.admit(0.0, 0.05, 0.0) for _ in range(20)]
+    assert sum(admitted) * 0.05 == pytest.approx(SHORT_SHARE * SHORT_BURST_S, abs=0.05)
+    assert not lane.admit(0.1, 0.05, 0.0)
+    assert lane.admit(3.0, 0.05, 0.0)
+    assert not ShortLane().admit(0.0, 0.05, SHORT_BURST_S + 0.1), "its sender has used its share"

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import trio
-from attrs import frozen
+from attrs import field, frozen
 
 from uma_trio import __version__
 from uma_trio.backend.base import Backend, ModelFacts
@@ -26,6 +26,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import MaskThreads
+from uma_trio.engine.side import SavingBudget
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract
@@ -70,6 +71,7 @@ class Machine:
     run_compiling: RunFor
     run_encoding: RunBlocking
     readers_s: Callable[[], float]
+    saving_budget: SavingBudget = field(factory=SavingBudget)
 
 
 @frozen(eq=False)
@@ -168,6 +170,7 @@ def deployed(
         masks=MaskThreads(),
         readers_s=machine.readers_s,
         store=kept.store if kept is not None and kept.file == identity_of(backend) else None,
+        saving_budget=machine.saving_budget,
     )
     engine.refining.keep = lambda cost: _remember(backend, cost)
     served = ServedModel(

@@ -290,7 +290,7 @@ class Config(HttpConfig):
         "--latency-cap only.",
     )
     playout_ms: float = option(
-        300.0,
+        600.0,
         flag="--playout-ms",
         minimum=0,
         maximum=10_000,

@@ -50,6 +50,8 @@ NEEDED = ORDER[:7]  # without these, prompts would be computed in tiny chunks
 # prompts were computed one token at a time.
 CHUNKS, LONGER = _sizes(4, 8, 16, 32), 5
 ONE, TWO = BatchShape(1), BatchShape(2)
+# Sizes for which there was no time are extrapolated if their ticks take no longer than so many seconds.
+DOUBLED, LONGEST_S = (64, 128, 256, 512, 1024), 5.0
 DEADLINE_S = 2.0
 # Each shape is timed once within the first part of the session, those that are needed whenever they
 # fit; looking back must end within the second; the rest is for second samples, and for third ones
@@ -79,10 +81,11 @@ SPANNED, SPANNED_LOOKS, SPANNED_S = 4096, 8, 0.4
 # A masked cell costs its check, which is easily lost in noise and yet adds up in a full cache: on two
 # AVX-512 cores a 20th of what it costs to look at one (1 token, 2,048 cells of others).
 LEAST_USED_SHARE = 0.05
-# In a wide tick looking back costs about this part: 1.5 us a token and cell with 64 tokens behind
-# 1,024 cells, 13.8 with 16 (same machine). There is no time to measure it at each start, and ticks soon
-# tell: too little is corrected by the first wide tick, too much would keep ticks from being wide.
-WIDE_SHARE = 0.11
+# In a wide tick looking back costs about this part: with flash attention behind 4,096 cells 3.1 us a token and cell with 16
+# and 32 tokens, 1.2 with 64 and 1.0 with 512 (0.5B, two AVX-512 cores); without, 0.11 was measured. There is no time to
+# measure it at each start, and ticks soon tell: too little is corrected by the first wide tick, too much would keep ticks
+# from being wide.
+WIDE_SHARE = 0.33
 
 
 def assume_looking_back(cost: CostModel, cell_s: float, *, whole_cache: bool) -> CostModel:
@@ -104,7 +107,12 @@ def assume_looking_back(cost: CostModel, cell_s: float, *, whole_cache: bool) ->
         )
     used_cell_s = cell_s if whole_cache else LEAST_USED_SHARE * cell_s
     own_s = cell_s - used_cell_s
-    return evolve(cost, context_cell_s=own_s, wide_context_cell_s=own_s, used_cell_s=used_cell_s)
+    return evolve(
+        cost,
+        context_cell_s=own_s,
+        wide_context_cell_s=WIDE_SHARE * own_s,
+        used_cell_s=used_cell_s,
+    )
 
 
 class Calibration:
@@ -159,6 +167,7 @@ class Calibration:
 
     def _model(self, first_s: float) -> CostModel:
         sizes = {ONE.tokens: first_s} | _undisturbed(self._samples.sizes())
+        sizes |= _larger(sizes, self._watch.most)
         computing = Staircase(tuple(sizes), tuple(sizes.values()))
         rows = {1: 0.0} | {
             n: max(seconds - computing(n), -0.5 * computing(n))
@@ -295,6 +304,18 @@ class Calibration:
             largest = max(sizes, default=shape.tokens)
             each = sizes.get(largest, 0.0) * shape.tokens / largest
         return (1 + self._watch.warming(shape)) * each
+
+
+def _larger(table: dict[int, float], most: int) -> dict[int, float]:
+    """Return sizes beyond the largest that was measured, at its rate: ticks of such a size correct it.
+
+    A chunk behind many cells is computed at a much better rate if it is wide, and no chunk is larger than the largest size.
+    """
+    largest = max(table)
+    if largest < CHUNKS[0].tokens:  # one token tells nothing of a chunk
+        return {}
+    each_s = table[largest] / largest
+    return {n: n * each_s for n in DOUBLED if largest < n <= most and n * each_s <= LONGEST_S}
 
 
 def _undisturbed(table: dict[int, float]) -> dict[int, float]:

@@ -7,51 +7,64 @@ common stretch is searched anew when a prompt has come or is done (:mod:`uma_tri
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
 
+from attrs import evolve
+
 from uma_trio.engine.sequences import Sequence
-from uma_trio.policy.state import FirstTokens, Memory
+from uma_trio.policy.state import FirstToken, FirstTokens, Memory
 from uma_trio.policy.stretch import (
     CHANGED,
+    OwnMachine,
+    ShortLane,
     Wanted,
     common_stretch,
     deadline,
-    first_token,
+    eligible_from,
+    is_brief,
     level_of,
     prefill_s,
 )
 
 
 class FirstTokenBook:
-    """What is `known` of first tokens. For the engine's thread; `memory` is that of the latest plan."""
+    """What is `known` of first tokens. For the engine's thread; `memory` is that of the latest plan.
 
-    def __init__(self, n_batch: int) -> None:
+    A prompt of at most `short_tokens` may be a short one.
+    """
+
+    def __init__(self, n_batch: int, short_tokens: int) -> None:
         self.known = FirstTokens()
         self.memory = Memory()
-        self.late_from = math.inf  # from then on somebody who waits for a slot would be late
-        self.changed = False  # a prompt has come or gone since the latest search
+        self.late_from = math.inf  # from then on a request that waits for a slot would be late
+        self.changed = False  # a prompt has arrived or ended since the latest search
         self._n_batch = n_batch
-        self._ends: dict[
-            int, float
-        ] = {}  # by who shares, when its latest prompt would be done alone
+        self._short_tokens = min(n_batch, short_tokens)
+        self._machines: defaultdict[int, OwnMachine] = defaultdict(OwnMachine)  # by sender
         self._share = 1.0
+        self._lane = ShortLane()
 
     def note(self, sequence: Sequence, covered: int, now: float) -> None:
-        """Note a prompt that has come, of which `covered` tokens need not be computed.
+        """Note a prompt that has arrived, of which `covered` tokens need not be computed.
 
-        One that has lost its slot has come `now`.
+        One that has lost its slot has arrived `now`.
         """
         cost, view = self.memory.cost, sequence.view
         if cost is None or view.lane == "background" or view.first is not None:
             return
-        own_s = prefill_s(cost, self._n_batch, max(1, sequence.known - covered), covered)
+        n = max(1, sequence.known - covered)
+        own_s = prefill_s(cost, self._n_batch, n, covered)
         arrived = now if sequence.preempted else view.arrived
-        first = first_token(self._ends, arrived, view.path, own_s)
+        for node in view.path:
+            self._machines[node].add(view.key, arrived, own_s)
+        ends = tuple([self._machines[node].ends()[view.key] for node in view.path])
+        first = FirstToken(arrived, own_s, ends)
+        if n <= self._short_tokens and is_brief(cost, own_s):
+            eligible_at = eligible_from(self.known, first)
+            first = evolve(first, short=self._lane.admit(arrived, own_s, eligible_at))
         sequence.wait_for(first)
-        self._ends.update(
-            {node: since + own_s for node, since in zip(view.path, first.since, strict=True)}
-        )
         self.changed = True
 
     def due(self, sequence: Sequence) -> float | None:
@@ -70,22 +83,18 @@ class FirstTokenBook:
             return
         self.changed, self._share = False, share
         in_line = tuple(waiting)
-        views = [
-            (sequence.view, sequence.view.first)
-            for sequence in chain(running, in_line)
-            if not sequence.view.started
-        ]
-        prompts = [(view, first) for view, first in views if first is not None]
-        self._ends = {node: at for node, at in self._ends.items() if at > now}
+        prompts = [s for s in chain(running, in_line) if not s.view.started and s.view.first]
+        self._follow_machines(now, prompts)
         if not prompts:
             self.known, self.late_from = FirstTokens(), math.inf
             return
-        level = level_of([view.path for view, _ in prompts])
+        level = level_of([sequence.view.path for sequence in prompts])
         waited = []
-        for view, first in prompts:
-            left_s = first.own_s * view.due / max(1, view.due + view.uncached)
-            since = first.since[min(level, len(first.since) - 1)]
-            waited.append(Wanted(since, first.own_s, left_s))
+        for view, first in [(s.view, s.view.first) for s in prompts]:
+            if first is not None:
+                left_s = first.own_s * view.due / max(1, view.due + view.uncached)
+                end = first.ends[min(level, len(first.ends) - 1)]
+                waited.append(Wanted(first.arrived, end - first.arrived, left_s))
         waited.sort()
         self.known = FirstTokens(common_stretch(now, waited, share, self.known.stretch), level)
         self.late_from = min(
@@ -96,3 +105,18 @@ class FirstTokenBook:
             ],
             default=math.inf,
         )
+
+    def _follow_machines(self, now: float, prompts: Iterable[Sequence]) -> None:
+        """Update when the machines of the senders would have computed these prompts; forget idle machines."""
+        idle = [node for node, machine in self._machines.items() if machine.is_idle(now)]
+        for node in idle:
+            del self._machines[node]
+        ends = {node: machine.ends() for node, machine in self._machines.items()}
+        for sequence in prompts:
+            view, first = sequence.view, sequence.view.first
+            if first is None:
+                continue
+            levels = zip(view.path, first.ends, strict=True)
+            found = tuple([ends.get(node, {}).get(view.key, end) for node, end in levels])
+            if found != first.ends:
+                sequence.wait_for(evolve(first, ends=found))

@@ -39,7 +39,7 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.side import QUICK_S, Desk, Ledger
+from uma_trio.engine.side import QUICK_S, Desk, Ledger, SavingBudget
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.engine.turn import TickClaim
 from uma_trio.policy.abort import abortable
@@ -54,7 +54,7 @@ class Engine:
     """Continuous batching over one backend.
 
     `clock` gives seconds; the engine uses no other clock. `drafter` replaces the drafter that looks
-    up texts. `store` has the saved prefixes of an earlier engine of the same model. All methods except :meth:`fail_all` are called on the engine's thread.
+    up texts. `store` has the saved prefixes of an earlier engine of the same model, `saving_budget` that of all engines. All methods except :meth:`fail_all` are called on the engine's thread.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Engine:
         masks: Masks = AT_ONCE,
         readers_s: Callable[[], float] | None = None,
         store: PageStore | None = None,
+        saving_budget: SavingBudget | None = None,
     ) -> None:
         self._backend = backend
         self.inbox = self._inbox = inbox
@@ -86,19 +87,22 @@ class Engine:
         )
         self.registry = Registry(
             *(self.cells, inbox, self._publisher, metrics, recorder, clock),
-            *(FirstTokenBook(backend.limits.n_batch), readers_s),
+            *(FirstTokenBook(backend.limits.n_batch, contract.newcomer_tokens), readers_s),
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._places = Places(self.registry, self._recovery, contract)
-        self._planner = Planner(backend, policy, self.registry, self._recovery, settings, masks)
-        self._abort = TickAbort(backend.arm, inbox.watch, clock)
+        self._abort = abort = TickAbort(backend.arm, inbox.watch, clock)
+        self._planner = Planner(
+            *(backend, policy, self.registry, self._recovery, settings, masks),
+            in_debt=lambda: abort.in_debt,
+        )
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
         self._drafter = drafter_for(backend.limits, drafter, wanted=_guesses_pay(settings))
         self._handler = Handler(
             *(backend, self.registry, self._publisher, recorder, self._planner, self._drafter)
         )
-        self.side = self._desk(ledger, contract.reading_pace_s)
+        self.side = self._desk(ledger, contract.reading_pace_s, saving_budget or SavingBudget())
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
@@ -262,7 +266,7 @@ class Engine:
         """The order of the parts of a tick, as the backend computes now."""
         return self._overlapped if self._backend.traits.overlaps else self._serial
 
-    def _desk(self, ledger: Ledger, reading_pace_s: float) -> Desk:
+    def _desk(self, ledger: Ledger, reading_pace_s: float, saving_budget: SavingBudget) -> Desk:
         """Make all kinds of side work, most urgent first."""
         backend, clock, planner = self._backend, self._clock, self._planner
         self.refining = Refining(
@@ -270,7 +274,9 @@ class Engine:
         )
         self._feeding = Feeding(self._drafter, ledger, clock, lambda: backend.traits.overlaps)
         works = (*works_of(self.cells.prefix), self._feeding, self.refining)
-        return Desk(works, ledger, planner.charge, reading_pace_s, clock, planner.spare_s)
+        return Desk(
+            works, ledger, planner.charge, reading_pace_s, clock, planner.spare_s, saving_budget
+        )
 
     def _parts(self) -> TickParts:
         planner = self._planner

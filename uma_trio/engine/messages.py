@@ -131,7 +131,8 @@ class Submit:
     @property
     def newcomer(self) -> Newcomer:
         """What of it decides whether a tick is given up for it."""
-        return Newcomer(self.lane, len(self.prompt) + self.max_tokens)
+        n = len(self.prompt)
+        return Newcomer(self.lane, n + self.max_tokens, n)
 
 
 @frozen

@@ -9,7 +9,7 @@ was predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from functools import partial
 from itertools import takewhile
@@ -77,7 +77,7 @@ class EngineSettings:
 class Planner:
     """Makes ticks. Every method is called on the engine's thread.
 
-    `policy` must not raise, and its plans must have been checked.
+    `policy` must not raise, and its plans must have been checked. While the engine is `in_debt`, ticks may not be aborted.
     """
 
     def __init__(
@@ -88,9 +88,10 @@ class Planner:
         recovery: Recovery,
         settings: EngineSettings,
         masks: Masks,
+        in_debt: Callable[[], bool] = bool,
     ) -> None:
         self._limits, self._n_vocab = backend.limits, backend.model.n_vocab
-        self._interruptible = backend.traits.interruptible
+        self._interruptible, self._in_debt = backend.traits.interruptible, in_debt
         self._longest_part = backend.traits.longest_part
         self._batch, self._spare_batch = backend.batch, Batch(backend.batch.capacity)
         self._policy = policy
@@ -380,7 +381,7 @@ class Planner:
             measured=measured,
             charges=charges,
             prepared=computing is not None,
-            interruptible=self._interruptible,
+            interruptible=self._interruptible and not self._in_debt(),
             first_tokens=self._registry.first_tokens.known,
             memory=memory,
             most_s=min(self._most_s, self._due_at - now) if self._most_s < math.inf else math.inf,

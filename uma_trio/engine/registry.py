@@ -132,6 +132,8 @@ class Registry:
             for other in self._in_line():
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
+        if keys:
+            self.first_tokens.refresh(now, self.running.values(), self.waiting.values())
         self._give_tenure()
         self._declined = None if keys else self._circumstances(now)
 
@@ -175,7 +177,7 @@ class Registry:
             gives = (
                 person and holder.lane == "background" and not keeps_place(holder, self.bucket_s)
             )
-            if away or gives or (late and holder.yields):
+            if away or gives or (late and (holder.yields or holder.due is not None)):
                 could.append((holder.computed, -holder.key, away))
         order = tuple([(key, away) for _, key, away in sorted(could)])
         owed = self.bucket_s >= BUCKET_S and not tenured
@@ -385,8 +387,9 @@ class Registry:
         """
         sequence = self.running.pop(handle)
         self._drop(sequence)
-        sequence.preempted = True
-        sequence.wait_for(None)
+        if sequence.has_begun or sequence.lane == "background":
+            sequence.preempted = True
+            sequence.wait_for(None)
         sequence.tenancy.lose(sequence.computed)
         sequence.rewind(0)
         self.waiting[handle] = sequence
@@ -442,7 +445,11 @@ class Registry:
     def _holders(self, now: float) -> Iterator[Holder]:
         """Yield what admission may know of those that have a slot."""
         readers_s = self._heard(now)
-        return (sequence.holder(readers_s) for sequence in self.running.values())
+        due = self.first_tokens.due
+        return (
+            sequence.holder(readers_s, None if sequence.has_begun else due(sequence))
+            for sequence in self.running.values()
+        )
 
     def _in_line(self) -> Iterator[Sequence]:
         """Yield those that wait for a slot and could use one."""

@@ -374,8 +374,16 @@ class Sequence:
             own_s=0.0 if first is None else first.own_s,
         )
 
-    def holder(self, readers_s: float) -> Holder:
-        """Return its record for admission while it has a slot; `readers_s` is on the clock of `parked_since`."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of its tokens were computed since it has its slot."""
+        return self.view.started or self.view.uncached > 0
+
+    def holder(self, readers_s: float, due: float | None = None) -> Holder:
+        """Return its record for admission while it has a slot; `readers_s` is on the clock of `parked_since`.
+
+        `due` is that of its first token.
+        """
         return Holder(
             *(self.submit.handle, self.lane, self.submit.client),
             within=self.submit.within,
@@ -388,6 +396,7 @@ class Sequence:
             unearned_s=self.tenancy.unearned_s,
             started=self.view.started,
             yields=self.yields,
+            due=None if self.has_begun else due,
         )
 
     def report(self, now: float, waits: Wait | None = None) -> SequenceReport:

@@ -17,12 +17,15 @@ from attrs import define, field
 
 from uma_trio.engine.sequences import Sequence as Running
 from uma_trio.policy.fairness import Path
+from uma_trio.policy.prefix import SAVING_SHARE
 
 #: What of the tick before it side work may take beside a tick, where streams are read.
 TICK_SHARE: Final = 0.25
 #: And what of the time until the next token that is read has to be computed, where that is more, beside requests that
 #: want it for their own ticks. Beside readers only it is all of it: no token is late by it.
 PACE_SHARE: Final = 0.5
+#: What saving may put by of its share of the time.
+MOST_SAVED_S: Final = 0.020
 #: A part that takes at most so long is done as soon as nothing is computed: who comes waits for it.
 QUICK_S: Final = 1e-3
 
@@ -39,7 +42,10 @@ class SideWork(Protocol):
 
     @property
     def makes_room(self) -> bool:
-        """Whether others take the place of what it is done with, so that it comes first where nobody reads."""
+        """Whether others take the place of what it is done with, so that it comes first where nobody reads.
+
+        It has the :class:`SavingBudget` while a client waits for a token.
+        """
 
     def look(self, running: Mapping[int, Running], *, alone: bool) -> bool:
         """Take note of who runs; return whether there may be work. `alone`: nobody else has any."""
@@ -75,10 +81,32 @@ class Ledger:
 
 
 @define(eq=False)
+class SavingBudget:
+    """The seconds that saving prefixes may take while a client waits for a token: :data:`SAVING_SHARE` of the time.
+
+    One budget serves all models of a machine. It holds at most :data:`MOST_SAVED_S`, a page of a slow bus.
+    """
+
+    _left_s: float = field(default=MOST_SAVED_S, init=False)
+    _last: float | None = field(default=None, init=False)
+
+    def left_s(self, now: float) -> float:
+        """Return what is left at this time."""
+        passed_s = 0.0 if self._last is None else now - self._last
+        self._last = now
+        self._left_s = min(MOST_SAVED_S, self._left_s + SAVING_SHARE * passed_s)
+        return self._left_s
+
+    def spend(self, seconds: float) -> None:
+        """Note seconds that saving took."""
+        self._left_s -= seconds
+
+
+@define(eq=False)
 class Desk:
     """Gives each kind of side work its time. `works` are in the order of their urgency.
 
-    `charge` is told what was spent for whom. `spare_s` tells from the time how long the next tick may wait before a token
+    `charge` is told what was spent for whom. `saving_budget` is that of the machine. `spare_s` tells from the time how long the next tick may wait before a token
     that is read is late (infinite: nobody reads). `spent_s` is the time that passed between ticks since the latest decode.
     """
 
@@ -88,6 +116,7 @@ class Desk:
     reading_pace_s: float
     clock: Callable[[], float]
     spare_s: Callable[[float], float]
+    saving_budget: SavingBudget = field(factory=SavingBudget)
     spent_s: float = field(default=0.0, init=False)
     _put_by_s: float = field(default=0.0, init=False)
 
@@ -127,7 +156,12 @@ class Desk:
             if work.yields_to == "ticks":
                 took_s += work.do(share_s - took_s)
                 continue
-            spent_s = work.do(bounds[work.yields_to] if unread else left_s)
+            most_s = bounds[work.yields_to] if unread else left_s
+            if work.makes_room and bounds["people"] < math.inf:
+                most_s = min(most_s, self.saving_budget.left_s(self.clock()))
+            spent_s = work.do(most_s)
+            if work.makes_room:
+                self.saving_budget.spend(spent_s)
             left_s, took_s = left_s - spent_s, took_s + spent_s
             short = short or work.falls_short(left_s)
         self._put_by_s = left_s if short and not unread else 0.0

@@ -1,51 +1,66 @@
 """Decides whether a running tick is aborted for an arriving interactive request. Pure.
 
-A request that arrives during a tick waits for its end, and an aborted tick's work is lost. A tick
-is therefore aborted only if it contains background prompts only, the remaining wait is long, and
-less than half of the work is done.
+A request that arrives during a tick waits for its end, and an aborted tick's work is lost. A tick is therefore aborted only if
+no reader has a token in it and the remaining wait is long. A tick with interactive prompts
+is aborted for short prompts only: to a longer one the wait makes little difference.
 """
 
 from __future__ import annotations
 
+import math
+
 from attrs import frozen
 
 from uma_trio.policy.plan import Plan
-from uma_trio.policy.state import SchedulerState
+from uma_trio.policy.state import MOMENT_S, SchedulerState, SequenceView
 from uma_trio.words import Lane
 
 # A wait that a person hardly notices is not worth a chunk, and neither is one more than half done.
-# Interrupted, a CPU is back after about 12 ms (docs/SCHEDULER.md), so 50 ms are worth it.
-LONG_S, HALF = 0.050, 0.5
+# Interrupted, a CPU is back after about 12 ms (docs/SCHEDULER.md), so 50 ms are worth it. In the second half
+# of a tick the wait must be longer than clients hardly notice.
+LONG_S, LATE_S, HALF = 0.050, 2 * MOMENT_S, 0.5
 
 
 @frozen
 class Abortable:
-    """A tick that may be aborted. A newcomer could use `free_cells`; 0 if it would get no slot."""
+    """A tick that may be aborted for prompts of at most `most_tokens`.
+
+    The new request could use `free_cells`; 0 if it would get no slot.
+    """
 
     predicted_s: float
     free_cells: int
+    most_tokens: float = math.inf
 
 
 @frozen
 class Newcomer:
-    """The lane of an arriving request, and the KV cells that admission will reserve for it."""
+    """The lane and the prompt's tokens of an arriving request, and the KV cells that admission will reserve for it."""
 
     lane: Lane
     cells: int
+    tokens: int = 0
 
 
 def abortable(state: SchedulerState, plan: Plan, free_slots: int) -> Abortable | None:
     """Return the data for aborting `plan`; None if it must not be aborted.
 
-    None, too, if nobody would benefit. Only ticks with nothing but background prompts may be
-    aborted. Without a prediction the end of a tick is unknown.
+    None, too, if nobody would benefit. Without a prediction the end of a tick is unknown.
     """
     if plan.predicted_s <= LONG_S or free_slots <= 0:
         return None
-    background = {view.key for view in state.sequences if view.lane == "background"}
-    if all(item.phase == "prefill" and item.key in background for item in plan.items):
+    views = [state.views[item.key] for item in plan.items]
+    if all(item.phase == "decode" for item in plan.items):
+        return None
+    if any(v.protected or _is_short_prompt(v) for v in views):
+        return None
+    if all(v.lane == "background" for v in views):
         return Abortable(plan.predicted_s, state.free_cells)
-    return None
+    return Abortable(plan.predicted_s, state.free_cells, state.contract.newcomer_tokens)
+
+
+def _is_short_prompt(view: SequenceView) -> bool:
+    return not view.started and view.first is not None and view.first.short
 
 
 def gives_way(tick: Abortable, elapsed_s: float, newcomer: Newcomer) -> bool:
@@ -53,6 +68,7 @@ def gives_way(tick: Abortable, elapsed_s: float, newcomer: Newcomer) -> bool:
     return (
         newcomer.lane == "interactive"
         and newcomer.cells <= tick.free_cells
-        and tick.predicted_s - elapsed_s > LONG_S
-        and elapsed_s < HALF * tick.predicted_s
+        and newcomer.tokens <= tick.most_tokens
+        and tick.predicted_s - elapsed_s
+        > (LONG_S if elapsed_s < HALF * tick.predicted_s else LATE_S)
     )

@@ -12,6 +12,7 @@ from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import lift, lift_all, turn_s
 from uma_trio.policy.plan import Limit, Plan
 from uma_trio.policy.state import (
+    USUAL_LEAD_S,
     MeasuredTick,
     Memory,
     SchedulerState,
@@ -167,8 +168,8 @@ def owed_after(state: SchedulerState, limit: Limit, tick_s: float, background: f
     `background` is background work's part of the time beyond solo.
     """
     contract, solo_s = state.contract, limit.solo_s
-    # Readers who leave the floor need `playout_s` over the floor to get as far ahead as they can.
-    nothing_s = -contract.playout_s / 2
+    # Readers who leave the floor need their usual lead over the floor to get as far ahead as they can.
+    nothing_s = -min(contract.playout_s, USUAL_LEAD_S) / 2
     people = sum([view.lane == "interactive" for view in state.best_effort.values()])
     if people == len(state.best_effort) or not (solo_s > 0 or people):
         return nothing_s

@@ -2,11 +2,13 @@
 
 If there is no room for an interactive request, a background request is preempted and computed again
 later. A parked request makes way for another client's request, and is computed again when its
-reader is back. An answer that nobody reads as it comes makes way, once, for a first token that would be late.
+reader is back. A prompt that has not begun makes way for a first token that would be late, and so does, once, an answer
+that nobody reads as it comes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, takewhile
 from operator import attrgetter
@@ -68,21 +70,31 @@ def makes_way(state: AdmissionState) -> tuple[int, ...]:
 
 
 def gives_turn(state: AdmissionState) -> tuple[int, ...]:
-    """Return the answers to preempt for a first token that would be late, if `admit` found nobody.
+    """Return the requests to preempt for a first token that would be late, if `admit` found nobody.
 
-    Those of whom nobody reads the tokens as they come, each once at the most: who used most machine time
-    goes first. A request does not make way for another of its conversation, nor for one that had a slot.
+    Prompts that are due later and of which nothing was computed go first, the latest before others: they lose nothing. Then
+    answers of which nobody reads the tokens as they come, each once at the most: whose client used most machine time goes
+    first. An answer does not make way for another request of its conversation, and nothing for one that had a slot.
     """
 
     def late(going: Sequence[Holder]) -> Callable[[Waiting], bool]:
-        clients = {holder.client for holder in going}
-        return lambda waiting: is_at_risk(waiting, state.now) and waiting.client not in clients
+        clients = {holder.client for holder in going if holder.due is None}
+        before = min([holder.due for holder in going if holder.due is not None], default=math.inf)
+        return lambda waiting: (
+            is_at_risk(waiting, state.now)
+            and waiting.client not in clients
+            and waiting.due is not None
+            and waiting.due < before
+        )
 
     if not any(is_at_risk(waiting, state.now) for waiting in state.waiting):
         return ()
     used_s = state.used_s
-    could = [holder for holder in state.running if holder.yields]
-    could.sort(key=lambda holder: [-used_s.get(node, 0.0) for node in holder.path])
+    unbegun = [(holder.due, holder) for holder in state.running if holder.due is not None]
+    unbegun.sort(key=lambda pair: (-pair[0], -pair[1].key))
+    answers = [holder for holder in state.running if holder.yields]
+    answers.sort(key=lambda holder: [-used_s.get(node, 0.0) for node in holder.path])
+    could = [*[holder for _, holder in unbegun], *answers]
     return _making_room(state, could, late, in_order=True)
 
 

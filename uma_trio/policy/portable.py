@@ -26,7 +26,7 @@ from uma_trio.policy.state import (
 )
 from uma_trio.policy.tuning import TUNING, Tuning
 
-FORMAT = 9
+FORMAT = 10
 
 
 class TraceError(Exception):

@@ -23,8 +23,8 @@ AGAIN_SHARE: Final = 0.8
 PINNED_SHARE: Final = 0.25
 #: Runs of cells in a page from which on it counts as scattered.
 SCATTERED: Final = 8
-#: What of the machine's time saving may take while somebody computes.
-SAVING_SHARE: Final = 0.05
+#: What of the machine's time saving may take while a client waits for a token, for all models together.
+SAVING_SHARE: Final = 0.02
 
 
 def worth(uses: int, cost_s: float, n_bytes: int) -> float:

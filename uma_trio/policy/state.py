@@ -17,9 +17,11 @@ from uma_trio.words import Awaits, Lane
 
 # So many of a stream's places are for tokens on their way to and from its connection. Without one
 # left it would be parked as if its reader were away, so tokens that are held do not take them.
-PLACES_IN_FLIGHT = 4
+PLACES_IN_FLIGHT = 6
 
 
+#: How far readers are ahead at most, unless the ticks of deep prompts are longer.
+USUAL_LEAD_S = 0.3
 #: What a first token may take by what it takes alone, where all prompts can be done in that time.
 STRETCH = 2.0
 #: So long everybody waits without noticing much of it, whatever their prompt takes.
@@ -30,19 +32,21 @@ MOMENT_S = 0.15
 class FirstToken:
     """A prompt whose first token is waited for (:mod:`uma_trio.policy.stretch`). Seconds.
 
-    `since` is when it counts as arrived, for each of those whose shares it uses, the outermost first;
-    `own_s` is what its tokens that were not cached when it came take alone.
+    `own_s` is what its tokens that were not cached when it arrived take alone. `ends` has, for each of those whose shares it
+    uses, the outermost first, when a machine of that sender alone would have computed it. A `short` one fits into one tick.
     """
 
-    since: tuple[float, ...]
+    arrived: float
     own_s: float
+    ends: tuple[float, ...]
+    short: bool = False
 
 
 @value
 class FirstTokens:
     """The common stretch of all first tokens that are waited for, with a slot and without.
 
-    A prompt counts as arrived as it does on this `level` of those whose shares it uses.
+    Senders are those on this `level` of the shares that prompts use.
     """
 
     stretch: float = STRETCH
@@ -179,7 +183,8 @@ class Holder:
     `cells` are reserved for it. `computed` tokens would be computed again after a preemption. It
     has been parked for `parked_s`, 0 if its reader keeps up. With tenure (:mod:`uma_trio.policy.floor`) its
     prompt took `unearned_s` longer to compute than its answer has, since it has this slot. It `yields` if it is
-    an answer that nobody reads as it comes, and has kept its slot so far.
+    an answer that nobody reads as it comes, and has kept its slot so far. `due` is that of the first token of an interactive
+    prompt of which nothing was computed yet.
     """
 
     key: int
@@ -195,6 +200,7 @@ class Holder:
     within: tuple[int, ...] = ()  # as of a sequence
     yields: bool = False
     started: bool = True
+    due: float | None = None
 
     @property
     def path(self) -> tuple[int, ...]:
@@ -251,7 +257,7 @@ class Contract:
     bmt_budget: float | None = None  # bytes per second; None is no limit
     reading_pace_s: float = 0.0  # a step is at least so long; 0: by solo alone
     paid_drafts: bool = True  # drafts may make a tick longer, where that gives more tokens a second
-    playout_s: float = 0.3
+    playout_s: float = 0.6
 
     @property
     def promised_cap(self) -> float:

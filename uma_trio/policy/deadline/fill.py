@@ -34,11 +34,12 @@ from uma_trio.policy.deadline.candidates import (
     next_burst,
     standing,
 )
+from uma_trio.policy.deadline.first_tokens import short_first
 from uma_trio.policy.deadline.shape import ballast_for
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.fairness import turn_s
 from uma_trio.policy.plan import Limit, Plan, PlanItem, Skip
-from uma_trio.policy.state import SchedulerState, SequenceView, Served, is_prompt
+from uma_trio.policy.state import USUAL_LEAD_S, SchedulerState, SequenceView, Served, is_prompt
 
 # One tick in so many tries a neighbouring size, because only ticks of a size correct its measurement.
 PROBE_EVERY = 64
@@ -49,6 +50,9 @@ FINEST = 0.02
 FULL, WORTH_A_CHANGE = 0.9, 0.7
 # Decoders get ticks of their own once they lag by one part in so many of a turn.
 DECODER_TURNS = 16
+# Where nobody reads, a tick that can be aborted takes at most so long: a request that arrives in its second half waits for up
+# to 0.3 s of it. One that cannot may take so long if shorter ones compute prompts at a lower rate.
+ABORTABLE_S, DEEP_S = 1.0, 0.3
 STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
 
 
@@ -186,9 +190,14 @@ def _unread(
     """
     answers = [view for view in rest if view.lane == "interactive"]
     others = [view for view in rest if view.lane != "interactive"]
+    longer_s = cost.tuning.little_longer
+    short = short_first(state, prompts)
     if leading_lane(state, plan) == "interactive" and not plan.limit.grant:
-        first = answers if answers and owes_answers(state, cost) else answers + prompts
-        second = others
+        if short:
+            first, second = short, answers + prompts[len(short) :]
+        else:
+            first = answers if answers and owes_answers(state, cost) else answers + prompts
+            second = others
     else:
         first, second = answers + others, prompts
     line = Candidates(tick, first)
@@ -196,9 +205,10 @@ def _unread(
     full = line.work(n)
     more = Candidates(full, second)
     most = min(more.demand, state.n_batch - full.tokens)
-    took = fitting(
-        cost, more, most, cost.tuning.little_longer * cost.seconds(full), state.spare_rows
-    )
+    most_s = longer_s * cost.seconds(full)
+    if short and first is short:
+        most_s = max(most_s, cost.tuning.unread_s)
+    took = fitting(cost, more, most, most_s, state.spare_rows)
     m = max(took, default=0)
     in_use = evolve(state.memory.served, tokens=full.tokens)
     why = "does not fit into this tick"
@@ -209,22 +219,33 @@ def _unread(
 
 
 def _unread_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates) -> int:
-    """Return how many tokens of a line to compute where nobody reads."""
-    most, spare = min(line.demand, state.n_batch - line.tick.tokens), state.spare_rows
-    took = fitting(cost, line, most, limit.brief_s, spare)
-    if not took:  # somebody has to go on
-        took = dict([*fitting(cost, line, most, math.inf, spare).items()][:1])
-    if not took or not any(is_prompt(view) for view in line.views):
-        return sweet_spot(state, cost, took, line.tick.tokens)
+    """Return how many tokens of a line to compute where nobody reads.
+
+    A tick that can be aborted is as long as it needs to be for the best rate. Others are brief, or take up to `DEEP_S` if
+    prompts at their depth are computed at a lower rate in shorter ones.
+    """
+    most = min(line.demand, state.n_batch - line.tick.tokens)
+    took = fitting(cost, line, most, math.inf, state.spare_rows)
+    has_prompts = any(not view.decoding for view in line.views)
     rates = [(line.tick.tokens + size) / seconds for size, seconds in took.items()]
+    enough = cost.level(rates) if rates else 0
+    abortable = state.interruptible and not limit.solo_s
+    deep_s = max(limit.brief_s, ABORTABLE_S if abortable else DEEP_S)
+    brief = {
+        size: seconds
+        for i, (size, seconds) in enumerate(took.items())
+        if seconds <= (deep_s if has_prompts and (abortable or i <= enough) else limit.brief_s)
+    }
+    took = brief or dict([*took.items()][:1])  # some sequence has to go on
+    if not any(is_prompt(view) for view in line.views):
+        return sweet_spot(state, cost, took, line.tick.tokens)
+    if not took:
+        return 0
     # A prompt that is alone waits for its own end only: the best rate is best. Of several the first is
     # done sooner in chunks that are no larger than they need to be.
-    best = (
-        rates.index(max(rates))
-        if len(line.views) == 1 and not line.tick.tokens
-        else cost.level(rates)
-    )
-    return tuple(took)[best]
+    rates = [(line.tick.tokens + size) / seconds for size, seconds in took.items()]
+    alone = len(line.views) == 1 and not line.tick.tokens
+    return tuple(took)[rates.index(max(rates)) if alone else cost.level(rates)]
 
 
 def _in_turn(
@@ -283,7 +304,8 @@ def _size(
         granted_s = limit.seconds - recapture_s
         return max(fitting(cost, line, most, granted_s, spare), default=0), TOO_LONG, False
     begun, full = state.memory.guard.mixed, limit.seconds >= FULL * limit.reach_s
-    worth_s = WORTH_A_CHANGE * limit.reach_s
+    # Larger leads are for deep contexts, whose ticks are longer.
+    worth_s = WORTH_A_CHANGE * min(limit.reach_s, USUAL_LEAD_S + limit.step_s)
     changes = recapture_s > 0.0 and not begun and limit.seconds < worth_s
     if changes and not _is_read_soon(line.views):
         return 0, SAVING, True

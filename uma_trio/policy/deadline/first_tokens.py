@@ -1,5 +1,6 @@
 """Prompts by the deadlines of their first tokens (:mod:`uma_trio.policy.stretch`), and what readers leave to them.
 
+- A short prompt whose sender is within its share goes before all others, one per sender and tick.
 - A request's own TTFT target orders it among the prompts of its sender. Among senders it can only make it
   later.
 - Prompts of one sender that are due at nearly the same time are equals: one that has begun is finished
@@ -9,14 +10,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline.slack import alone_s, reading, room_alone, step_s
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState, SequenceView, is_prompt
-from uma_trio.policy.stretch import CHANGED, deadline
+from uma_trio.policy.stretch import CHANGED, deadline, eligible_from
 
 # Prompts of one sender that are due so close together are equals.
 EQUAL_S = 0.05
@@ -36,18 +37,47 @@ def note_first_tokens(state: SchedulerState, plan: Plan) -> Plan:
 def in_order_of_deadlines(
     state: SchedulerState, views: Sequence[SequenceView]
 ) -> list[SequenceView]:
-    """Return prompts in the order in which they are computed."""
+    """Return prompts in the order in which they are computed: :func:`short_first`, then by their deadlines.
+
+    Prompts whose sender has used its share are behind those of others.
+    """
     if len(views) < 2:
         return list(views)
-    due = {view.key: deadline(state.first_tokens, view) for view in views}
+    known, now = state.first_tokens, state.now
+    due = {view.key: deadline(known, view) for view in views}
     order = sorted(views, key=lambda view: (due[view.key], view.key))
+    short = short_first(state, order)
+    settled = {view.key for view in short}
+    rest = [view for view in order if view.key not in settled]
+    rest.sort(
+        key=lambda v: (
+            v.first is not None and not v.waited_by and eligible_from(known, v.first) > now
+        )
+    )
     by_sender: dict[int, list[SequenceView]] = {}
-    for view in order:
+    for view in rest:
         by_sender.setdefault(_sender(state, view), []).append(view)
-    if len(by_sender) == len(order):
-        return order
-    own_order = {sender: iter(_among_own(state, due, mine)) for sender, mine in by_sender.items()}
-    return [next(own_order[_sender(state, view)]) for view in order]
+    if len(by_sender) == len(rest):
+        return short + rest
+    own_order = {sender: iter(_among_own(state, mine)) for sender, mine in by_sender.items()}
+    return short + [next(own_order[_sender(state, view)]) for view in rest]
+
+
+def short_first(state: SchedulerState, order: Sequence[SequenceView]) -> list[SequenceView]:
+    """Return the prompts that fit into one tick, one of each sender that is within its share.
+
+    `order` is that of the deadlines, or the order in which they are computed.
+    """
+    known, now = state.first_tokens, state.now
+    by_sender: dict[int, list[SequenceView]] = {}
+    eligible = []
+    for view in order:
+        if view.first is not None and view.first.short:
+            sender = view.path[min(known.level, len(view.path) - 1)]
+            by_sender.setdefault(sender, []).append(view)
+            if eligible_from(known, view.first) <= now and sender not in eligible:
+                eligible.append(sender)
+    return [_among_own(state, by_sender[sender])[0] for sender in eligible]
 
 
 def _sender(state: SchedulerState, view: SequenceView) -> int:
@@ -55,14 +85,14 @@ def _sender(state: SchedulerState, view: SequenceView) -> int:
     return view.path[0] if state.first_tokens.level == 0 else view.path[-2:][0]
 
 
-def _among_own(
-    state: SchedulerState, due: Mapping[int, float], views: Sequence[SequenceView]
-) -> list[SequenceView]:
+def _among_own(state: SchedulerState, views: Sequence[SequenceView]) -> list[SequenceView]:
     """Return the prompts of one sender in its own order: by what they ask for, then equals in turn."""
     if len(views) < 2:
         return list(views)
     asked = {
-        view.key: due[view.key] if view.target_ttft_s is None else view.arrived + view.target_ttft_s
+        view.key: deadline(state.first_tokens, view)
+        if view.target_ttft_s is None
+        else view.arrived + view.target_ttft_s
         for view in views
     }
     used_s = state.memory.used_s

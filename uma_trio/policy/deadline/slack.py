@@ -177,7 +177,9 @@ def set_slack(state: SchedulerState, plan: Plan) -> Plan:
         plan = evolve(plan, memory=evolve(plan.memory, drafted_parts=parts))
     bound = who_waits_for_nobody(state, readers)
     if not bound:
-        return _with(plan, evolve(NO_LIMIT, reason=PROMPTS_FIRST, solo_s=solo), guard)
+        brief_s = cost.tuning.unread_s
+        limit = evolve(NO_LIMIT, reason=PROMPTS_FIRST, solo_s=solo, brief_s=brief_s)
+        return _with(plan, limit, guard)
     latest, beside_newcomers = late_caps(state, guard, bound)
     limit = _limit(state, bound, parts, solo, beside_newcomers * solo, margin(cost))
     if guard.owed_s >= (latest - 1.0) * solo:
