@@ -34,7 +34,7 @@ from uma_trio.sockets.principal import Principal
 from uma_trio.wire import ask_of
 
 PLAYOUT_S = Contract().playout_s
-PLACES = 24  # of a stream, unless a test says otherwise
+PLACES = 20  # of a stream, unless a test says otherwise
 DOOR = Door(max_prompt_bytes=1000)
 
 

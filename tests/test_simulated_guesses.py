@@ -233,7 +233,7 @@ def test_a_recorded_run_with_drafts_is_predicted() -> None:
     policy = "deadline"
     ticks, recorder = recorded()
     world = guessed(CPU, SEVEN, policy=policy, recorder=recorder)
-    play(world, sessions_of(WORKLOADS["desk"], 5, 30.0))
+    play(world, sessions_of(WORKLOADS["desk"], 6, 30.0))
     world.run(30.0)
     header = Header("0.1.0", "fake", policy, slots=LIMITS.n_slots)
     compared = validate.compare(Recording(header, tuple(ticks), 0), range(1))

@@ -40,7 +40,7 @@ from uma_trio_sim.world import SimulatedRequest, World
 
 # One slot is for ballast.
 LIMITS = ContextLimits(n_ctx=32_768, n_ctx_seq=32_768, n_slots=17, n_batch=512)
-CREDIT = 24  # places of a stream, as in the daemon; readers take what is shown at once
+CREDIT = 20  # places of a stream, as in the daemon; readers take what is shown at once
 DRAFT_ROWS = 16  # what the backend of llama.cpp has beside a row for each slot
 _MOST_WAITING = 10_000
 

@@ -44,7 +44,7 @@ class Bounds:
     n_vocab: int
     max_tokens: int = 512
     max_tokens_cap: int | None = None
-    credit: int = 24
+    credit: int = 20
     aliases: tuple[str, ...] = ()
     longer: str = ""
     from_file: tuple[str, ...] = ()
