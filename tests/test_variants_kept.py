@@ -49,6 +49,22 @@ async def test_a_variant_is_loaded_on_the_weights_of_its_model(
         assert await models.keeper.unload(models.entry("a"))
 
 
+async def test_idle_variants_go_with_their_model(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """None of them does while a request uses one."""
+    async with adapted(monkeypatch) as models:
+        for name in ("a:x", "a:y=0.3"):
+            await models.ask(name)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(models.ask, "a:x", 5.0)
+            await trio.sleep(1.0)
+            assert not await models.keeper.unload(models.entry("a"), with_variants=True)
+            assert models.loaded == ["a", "a:x", "a:y=0.3"]
+        assert await models.keeper.unload(models.entry("a"), with_variants=True)
+        assert (models.loaded, models.free) == ([], 64 * GIB)
+
+
 async def test_prefixes_of_an_adapter_that_was_replaced_are_dropped(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, tmp_path: Path
 ) -> None:

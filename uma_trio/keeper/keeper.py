@@ -122,11 +122,15 @@ class Keeper(Catalogue):
         entry.touch()
         return entry.deployment.served
 
-    async def unload(self, entry: Entry) -> bool:
+    async def unload(self, entry: Entry, *, with_variants: bool = False) -> bool:
         """Unload a model that nobody uses; False if it is in use or not loaded.
 
-        Cancelled, it leaves the rest to :meth:`run`.
+        Its variants use it, unless they are idle and go `with_variants`. Cancelled, it leaves the rest to :meth:`run`.
         """
+        variants = [each for each in self.entries if each.base is entry and each.deployment]
+        if with_variants and not any(each.is_asked for each in (entry, *variants)):
+            for each in variants:
+                await self.unload(each)
         deployment, held, nursery = entry.deployment, entry.held, self._nursery
         if entry.state not in ("loaded", "draining") or deployment is None or held is None:
             return False

@@ -308,7 +308,8 @@ class Service:
             self.find(name)  # with the nearest name
             raise Refusal(Code.E_MODEL_003, _ONLY)
         entry = self._required(self.entry(name, exact=True), name, None)
-        if entry.state in ("loading", "loaded", "draining") and not await shelf.unload(entry):
+        is_there = entry.state in ("loading", "loaded", "draining")
+        if is_there and not await shelf.unload(entry, with_variants=True):
             raise Refusal(Code.E_MODEL_003, _IN_USE)
         return entry.names[0]
 

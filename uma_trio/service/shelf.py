@@ -99,8 +99,11 @@ class Shelf(Protocol[EntryT]):
         answer. Raises :class:`Refusal`.
         """
 
-    async def unload(self, entry: EntryT) -> bool:
-        """Unload a model that no request has; False if it is in use or not loaded."""
+    async def unload(self, entry: EntryT, *, with_variants: bool = False) -> bool:
+        """Unload a model that no request, and no variant, has; False if it is in use or not loaded.
+
+        Idle variants may go `with_variants`.
+        """
 
     def forget(self, mine: Callable[[str], bool]) -> None:
         """Drop the saved prefixes of unloaded models in the namespaces that are `mine`."""
