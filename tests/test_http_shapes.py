@@ -43,6 +43,7 @@ JSON = r'\{\s*"kind"\s*:\s*"(cat|dog)"\s*\}'
             JSON,
         ),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, JSON),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JSON),
         ({"json_schema": SCHEMA}, JSON),
         ({"grammar": 'root ::= "a" [xy]'}, "a[xy]"),
         ({"structured_outputs": {"json": SCHEMA}}, JSON),

@@ -41,7 +41,7 @@ FIELDS: tuple[Field, ...] = (
     honoured(
         "response_format",
         Anything("an object"),
-        'of type `text`, `json_object`, or `json_schema` with `{"name", "schema"}`',
+        "of type `text`, `json_object`, or `json_schema` with `json_schema.schema`, or `schema` as llama-server documents it",
         default="text",
     ),
     honoured("json_schema", _SCHEMA, "the answer is an instance of this JSON Schema"),
@@ -184,7 +184,9 @@ def _response_format(field: str, value: Any) -> Shape | None:
         return None
     if kind == "json_object":  # llama-server takes a schema here, too
         return _schema(field, value.get("schema")) or Shape("schema", _ANY_OBJECT, field)
-    inner = value.get("json_schema")
+    inner = value.get(
+        "json_schema", value
+    )  # llama-server's documents have the schema in place of it
     if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
         raise invalid(field, 'must have a json_schema such as {"name": "x", "schema": {...}}')
     return _of_schema(field, inner["schema"], strict=inner.get("strict") is True)
