@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from reply_kit import chatml
 from trio.testing import MockClock
 
 from uma_trio.backend.fake import CHATML, linear_cost
+from uma_trio.confined.workers import Worker
 from uma_trio.text.chat import Message
 from uma_trio.text.prompt import Unrenderable
-from uma_trio.text.rendering import renderer
+from uma_trio.text.rendering import NotRendered, renderer
 from uma_trio.text.template import ChatTemplate
 from uma_trio_sim.scripted import ScriptedBackend
 
@@ -48,6 +50,21 @@ def test_a_process_that_was_killed_is_replaced() -> None:
     for process in renderer()._idle:
         process.worker._kill(process.worker._number)
     template.check()
+
+
+def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, it keeps none of its own limits."""
+    waited_s: list[float] = []
+
+    class Never(Future[bytes]):
+        def result(self, timeout: float | None = None) -> bytes:
+            waited_s.append(timeout or math.inf)
+            raise TimeoutError
+
+    monkeypatch.setattr(Worker, "ask", lambda _worker, _payload: Never())
+    with pytest.raises(NotRendered, match="not rendered in time"):
+        ChatTemplate(CHATML).render(HI)
+    assert waited_s[0] < 120
 
 
 def test_jinja2_is_not_imported_by_the_daemon() -> None:

@@ -37,6 +37,7 @@ from uma_trio.text.prompt import (
     Unknown,
     Unrenderable,
     messages_from,
+    times_s,
 )
 from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Kinds, Refusals, Reshaping
 from uma_trio.text.slices import slices
@@ -44,10 +45,6 @@ from uma_trio.text.spellings import Spellings, free_marks, unmarked
 from uma_trio.text.surrogates import in_utf8
 
 _MOST_SOURCES: Final = 32
-# Time of the CPU for one prompt. Templates that look at all messages for each one take time by the square of their
-# number: Gemma 4's 0.8 s for 600 on a core of 2024. A megabyte of text takes 0.1 s.
-_BASE_S, _MESSAGE_S, _MEGABYTE_S = 2.0, 0.02, 4.0
-_WALL: Final = 10.0  # times as long, for other programs want the processors, too
 # A prompt may be longer than what was sent: templates explain tools, and repeat texts.
 _BASE_CHARACTERS, _TIMES = 1 << 20, 8
 _WRITES_FUNCTIONS: Final = re.compile(r"(?:\+|\{\{-?)\s*functions\s*(?:\+|-?[}%]\})")
@@ -158,8 +155,7 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
         while True:
             frame = link.receive()
             asked = _ASKED.decode(frame)
-            cpu_s = _BASE_S + _MESSAGE_S * len(asked.messages) + _MEGABYTE_S * len(frame) / 1e6
-            link.allow(cpu_s, cpu_s * _WALL)
+            link.allow(*times_s(asked, len(frame)))
             answer: Rendered | Refused | Unknown
             try:
                 answer = _answer(known, asked, _BASE_CHARACTERS + _TIMES * len(frame))

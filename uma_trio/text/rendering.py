@@ -25,12 +25,20 @@ from uma_trio.confined.workers import (
     Worker,
     Workers,
 )
-from uma_trio.text.prompt import Prompt, Refused, Render, Rendered, Source, Unknown, Unrenderable
+from uma_trio.text.prompt import (
+    Prompt,
+    Refused,
+    Render,
+    Rendered,
+    Source,
+    Unknown,
+    Unrenderable,
+    times_s,
+)
 
 PROGRAM: Final = "uma_trio.text.render_worker:prepare"
 # To decode a request; what rendering may take is said by the worker, which knows its size.
 _LIMITS: Final = WorkerLimits(cpu_s=10.0, wall_s=60.0, memory_bytes=256 << 20, niceness=0)
-_PATIENCE_S: Final = 3600.0  # beyond every limit of a worker
 _KEPT: Final = 2
 _ANSWER: Final = msgspec.msgpack.Decoder(Rendered | Refused | Unknown)
 _TAKES_TOO_MUCH: Final = {
@@ -114,8 +122,12 @@ class Renderer:
         process.worker.close()
 
     def _answer(self, process: _Process, asked: Render) -> Rendered | Refused | Unknown:
+        payload = msgspec.msgpack.encode(asked)
+        most_s = (
+            _LIMITS.wall_s + times_s(asked, len(payload))[1]
+        )  # a stopped process keeps no limit
         try:
-            answer = process.worker.ask(msgspec.msgpack.encode(asked)).result(_PATIENCE_S)
+            answer = process.worker.ask(payload).result(most_s)
         except NotInTime:
             raise NotRendered(_LATE) from None
         except Gone as gone:
