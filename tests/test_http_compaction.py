@@ -148,6 +148,18 @@ async def test_a_trigger_comes_last(autojump_clock: MockClock) -> None:
         assert (answer.status, answer.error["param"]) == (400, "input[1]")
 
 
+@pytest.mark.parametrize(
+    ("path", "given", "param"),
+    [(COMPACT, [], "input"), (COMPACT, [TRIGGER], "input[0]"), (PATH, [TRIGGER], "input[0]")],
+)
+async def test_there_is_no_summary_of_nothing(
+    path: str, given: list[Any], param: str, autojump_clock: MockClock
+) -> None:
+    async with house() as here:
+        answer = await here.ask("POST", path, {"input": given})
+        assert (answer.status, answer.error["param"]) == (400, param)
+
+
 async def test_an_item_of_unknown_type_is_refused_by_name(autojump_clock: MockClock) -> None:
     async with house() as here:
         for item in ({"type": "hologram"}, {"type": "configuration_update"}, {"type": 7}):

@@ -349,7 +349,7 @@ class Compact(Compaction):
         """Return the items of the conversation, behind which it is to be summarised."""
         value = self.body.get("input")
         items = [{"role": "user", "content": value}] if isinstance(value, str) else value
-        if not isinstance(items, list) or (items and is_trigger(items[-1])):
+        if not isinstance(items, list) or not items or is_trigger(items[-1]):
             return items
         return [*items, TRIGGER]
 

@@ -122,8 +122,8 @@ def messages_of(instructions: str | None, value: Any, set_aside: SetAside) -> tu
         if not isinstance(item, dict):
             raise invalid(path, "must be an object with a type")
         kind = item.get("type") or ("message" if "role" in item else "item_reference")
-        if is_trigger(item) and index < len(value) - 1:
-            raise invalid(path, f"is a {kind} and must be the last item")
+        if is_trigger(item) and not 0 < index == len(value) - 1:
+            raise invalid(path, f"is a {kind} and must be the last item, behind a conversation")
         read = _ITEMS.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise _unknown(kind, path)
