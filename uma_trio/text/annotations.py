@@ -1,4 +1,4 @@
-"""What of a JSON Schema is an annotation here: it describes an answer, and does not restrict it."""
+"""The keywords of a JSON Schema that only annotate here: they describe an answer, without restricting it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _VALUES: Final = frozenset({"enum", "const", "default", "examples", "example"})
 
 
 def without_annotations(schema: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a schema without unknown formats and `uniqueItems`, and what was left out, each once.
+    """Return a schema without unknown formats and `uniqueItems`, and what was removed, each once.
 
-    An answer that has to have different items can only be recognised at its end. `uniqueItems: false` asks
-    for nothing.
+    Whether items are unique can only be seen at the end of an answer. `uniqueItems: false` is no demand.
     """
     dropped: dict[str, None] = {}
     return _without(schema, dropped), tuple(dropped)

@@ -1,8 +1,7 @@
-"""Follows one answer in a process of its own, for grammars of which a step may take any time.
+"""Follows one answer in a process of its own, for grammars with steps that may take any time.
 
-The engine never waits for it with the interpreter's lock: steps are sent as they come, and the mask
-of a place is asked for as soon as the answer is there. A process that takes too long is killed by
-its limits; there is no way on then, which ends this request and no other, and `problem` says why.
+The engine never waits with the GIL: steps are sent as they come, and a mask is requested in advance.
+A process over its limits is killed; that ends this request alone, and `problem` says why.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ Started = tuple[Worker, bool]
 
 
 class Fate:
-    """What an answer's process has said last: why there is no way on, and whether it is good for another one.
-
-    Shared with what waits for the process.
-    """
+    """The latest state of an answer's process, shared with its callbacks: the problem, and whether it is reusable."""
 
     __slots__ = ("can_go_on", "problem")
 
@@ -44,11 +40,10 @@ class Fate:
 
 
 class ApartFollower:
-    """Walks one answer through its grammar, as :class:`.constrain.Follower` does.
+    """Follows one answer as :class:`.constrain.Follower` does.
 
-    `start` returns a worker that has been told what to follow, and whether it has followed another
-    answer; it is called for the first mask, and never waits. `finish` is called with the worker when
-    this object ends. `explain` makes a message of how the worker was ended.
+    `start` returns a worker that has its instructions; called for the first mask, it never waits. `finish`
+    gets the worker when this object is collected. `explain` says how the worker was ended.
     """
 
     #: What is allowed is found elsewhere: ask for all of it, rather than for one token.
@@ -73,18 +68,17 @@ class ApartFollower:
 
     @property
     def problem(self) -> str | None:
-        """Which limit leaves no way on, for a message; None if none does."""
         return self._fate.problem
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Go on behind so many tokens, before anything else was asked. Never waits."""
+        """Advance by the tokens of an answer that was followed here before. Never waits."""
         for first in range(0, len(tokens), _FRAME_TOKENS):
             for token in tokens[first : first + _FRAME_TOKENS]:
                 self.accept(token)
             self._here()
 
     def allows(self, token: int) -> bool:
-        """Whether the answer may go on with `token`. Waits, but not for long: then it is False."""
+        """Whether `token` may come next. Waits briefly, then returns False."""
         mask = self._here()
         try:
             ids = mask.future.result(_AT_ONCE_S)
@@ -93,19 +87,15 @@ class ApartFollower:
         return holds(ids, token)
 
     def allowed(self) -> Ids:
-        """Return all tokens that the answer may go on with; none if there is no way on. Blocks."""
         return self._here()()
 
     def deferred(self) -> Callable[[], Ids]:
-        """Return the same, under way."""
         return self._here()
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`."""
         self._step(ACCEPT, token)
 
     def take_back(self) -> None:
-        """Go back to before the latest `accept`."""
         self._step(TAKE_BACK, 1)
 
     def _step(self, step: bytes, token: int) -> None:
@@ -113,7 +103,6 @@ class ApartFollower:
         self._mask = None
 
     def _here(self) -> UnderWay:
-        """Return the mask of this place; it is asked for once."""
         if self._mask is None:
             self._mask = self._asked()
         return self._mask
@@ -146,7 +135,6 @@ def _tell(
     explain: Callable[[str], str],
     answer: Future[bytes],
 ) -> None:
-    """Pass on what the worker says; no tokens if it is gone, or has found no way on."""
     if answer.cancelled():
         found.set_result(NONE)
         return
@@ -161,7 +149,6 @@ def _tell(
 
 
 def _ids(said: bytes, n_vocab: int) -> Ids:
-    """Return the tokens that a worker allows; none if it says something else."""
     if not said.startswith((ALLOWED, WORN)) or (len(said) - 1) * _WORD_BITS < n_vocab:
         return NONE
     bits = np.frombuffer(said, np.uint8, offset=1)

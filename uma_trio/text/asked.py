@@ -15,11 +15,7 @@ from uma_trio.text.template import PLAINLY, Manner
 
 @frozen
 class Chat:
-    """A conversation to be rendered by the model's chat template.
-
-    `manner` says how to render it; :meth:`Service.generate` checks its arguments. `tools` are the
-    functions that the model may call, and `choice` restricts the calls.
-    """
+    """A conversation to render by the model's chat template, with the `tools` that the model may call."""
 
     messages: tuple[Message, ...]
     manner: Manner = PLAINLY
@@ -33,11 +29,11 @@ Prompt = str | Chat | IntArray
 
 @frozen(eq=False)
 class Prepared:
-    """What the engine and the reader of one answer need, before it is submitted.
+    """Everything that one answer needs before it is submitted.
 
-    `parser` reads the answer (None: all of it is text), and `loosened` are the tools whose arguments are not held to
-    their whole schema. `pieces` are the bytes of each token, if the reader needs the text of special tokens.
-    `reshaped` says what was changed in the conversation for the chat template.
+    Without a `parser` the whole answer is text. `loosened` names the tools whose schema is not wholly
+    enforced, `pieces` are the bytes of each token where the reader needs special tokens as text, and
+    `reshaped` lists the changes that the chat template needed.
     """
 
     tokens: IntArray

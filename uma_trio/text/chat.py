@@ -1,4 +1,4 @@
-"""A conversation, as neither a wire format nor a template knows it: messages, tools, calls. Values."""
+"""A conversation in no wire format and no template's: messages, tools, calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Mode = Literal["auto", "required", "none"]
 
 @frozen
 class Call:
-    """A call that the model made: `arguments` is JSON as the model wrote it, usually an object."""
+    """A call that the model made. `arguments` is JSON as the model wrote it, usually an object."""
 
     id: str
     name: str
@@ -21,10 +21,9 @@ class Call:
 
 @frozen
 class Message:
-    """One message. `role` is what chat templates call it: system, user, assistant or tool.
+    """One message. `role` is system, user, assistant or tool, as in chat templates.
 
-    `reasoning` is what the assistant thought before it said `content` and made its `calls`. A tool's
-    result says by `call_id`, and by the tool's `name` where it is known, which call it answers.
+    `reasoning` precedes the assistant's `content` and `calls`. A tool's result names its call by `call_id`.
     """
 
     role: str
@@ -36,18 +35,17 @@ class Message:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Everything in it that somebody wrote."""
+        """Every text that a client wrote."""
         said = [text for call in self.calls for text in (call.name, call.arguments)]
         return (self.content, self.reasoning, *said)
 
 
 @frozen
 class Tool:
-    """A function that the model may ask for. `parameters` is a JSON Schema of its arguments.
+    """A function that the model may call. `parameters` is a JSON Schema of its arguments.
 
-    A chat template sees the function as the client has `written` it, where that is in OpenAI's form. With `strict`
-    the schema is enforced as it stands, or the request refused. Otherwise what cannot be enforced of it is left to
-    the model.
+    Templates see the function as the client has `written` it, where that is OpenAI's form. A `strict`
+    schema is enforced as it is or the request refused; otherwise the rest of it is left to the model.
     """
 
     name: str
@@ -59,12 +57,7 @@ class Tool:
 
 @frozen
 class ToolChoice:
-    """Whether tools are called, and which.
-
-    "auto" leaves it to the model, "required" asks for at least one call, "none" for no call at all.
-    `names` are the tools that may be called, empty for all: with "required" and one name that
-    tool is called. Without `parallel` there is at most one call.
-    """
+    """Whether tools are called ("required": at least one call), and which: `names`, or all if that is empty."""
 
     mode: Mode = "auto"
     names: tuple[str, ...] = ()

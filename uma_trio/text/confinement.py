@@ -1,7 +1,7 @@
-"""Shapes are compiled here first: in a process that can be killed, which says what they take.
+"""Shapes are compiled here first, in a process that can be killed and reports the costs.
 
-What passes is compiled again in the daemon if it is plain (:mod:`.plain`) and small, or followed in a
-process of its own. What does not is remembered, so that it is refused at once when it comes again.
+Shapes that pass are compiled in the daemon if they are plain (:mod:`.plain`) and small, and otherwise
+followed in a process of their own. Refusals are remembered.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OF_THE_SHAPE: Final = frozenset({OUT_OF_CPU, OUT_OF_MEMORY})
 
 @frozen
 class ShapeLimits:
-    """What compiling one shape may take: CPU time, wall time, and memory."""
+    """What compiling one shape may take."""
 
     cpu_s: float = 2.0
     wall_s: float = 10.0
@@ -59,14 +59,13 @@ class ShapeLimits:
 
     @property
     def of_worker(self) -> WorkerLimits:
-        """The limits of its process."""
         return WorkerLimits(self.cpu_s, self.wall_s, self.memory_bytes)
 
 
 class Confinement:
-    """Checks shapes for one vocabulary. Any number of threads may use it; `check` blocks.
+    """Checks shapes for one vocabulary. Safe to use from any thread; `check` blocks.
 
-    `on_first` is called once, before the first process is started.
+    `on_first` is called once, before the first process starts.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class Confinement:
 
     @property
     def running(self) -> int:
-        """How many processes check or follow shapes."""
         return self._workers.running
 
     @property
@@ -98,15 +96,14 @@ class Confinement:
         return self._workers.is_warm
 
     def warm(self) -> None:
-        """Start what the first shape would wait for. Raises :class:`.workers.Unavailable`."""
+        """Start that process. Raises :class:`.workers.Unavailable`."""
         self._workers.warm()
 
     def check(self, shape: Shape) -> Verdict:
         """Compile a shape in a process of its own.
 
-        Raises:
-            NotChecked: it cannot be checked now, or the request was given up meanwhile.
-            Unconstrainable: it cannot be enforced, or takes more than its limits.
+        Raises :class:`NotChecked` if that failed for now or the request was cancelled, `Unconstrainable` if the
+        shape cannot be enforced or exceeds its limits.
         """
         try:
             asked = msgspec.msgpack.encode(Check(shape.kind, shape.text))
@@ -178,8 +175,8 @@ class Confinement:
     def _finish(self, key: bytes, worker: Worker, fate: Fate) -> None:
         """Keep the process of an answer for the next one of the same shape; the oldest of too many ends.
 
-        Called by the collector, on any thread, also in the middle of anything below on the same one: it
-        waits for nobody, and whoever is there sees to what it leaves.
+        The collector calls this on any thread, also inside of the code below: it waits for no lock, and whoever
+        holds it keeps what was finished meanwhile.
         """
         if not fate.can_go_on or not worker.is_idle:
             worker.close()
@@ -192,14 +189,13 @@ class Confinement:
                 self._keeping.release()
 
     def _keep_finished(self) -> None:
-        """Move what has finished to what is kept. Under the lock."""
+        """Move finished processes to the kept ones. Under the lock."""
         while self._finished:
             self._kept.append(self._finished.popleft())
         while len(self._kept) > _KEPT:
             self._kept.popleft()[1].close()
 
     def _taken(self, key: bytes) -> Worker | None:
-        """Return a process that has followed this shape before."""
         with self._keeping:
             self._keep_finished()
             for at, (known, worker) in enumerate(self._kept):
@@ -209,12 +205,10 @@ class Confinement:
         return None
 
     def note(self, event: str) -> None:
-        """Count an event of :class:`.shapes.ShapeFigures`."""
         with self._lock:
             self.figures.events[event] += 1
 
     def close(self) -> None:
-        """End every process."""
         self._workers.close()
         self.figures.let_go()
 
@@ -233,7 +227,6 @@ class Confinement:
 
     @property
     def _grace_s(self) -> float:
-        """CPU time that an answer may take more than `STEP_S` for each of its tokens."""
         return self.limits.cpu_s * _GRACE
 
     def _over(self, why: str, verb: str) -> str:

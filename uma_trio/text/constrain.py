@@ -1,12 +1,8 @@
 """Answers that keep to a grammar: JSON Schema, regular expressions, choices, GBNF and Lark.
 
-A :class:`Grammarian` compiles a :class:`Shape` for one vocabulary, by llguidance; a :class:`Follower`
-walks one answer through what was compiled. Compiling blocks and belongs into a helper thread. It is
-bounded by what llguidance calls fuel, and so is each step, so that no schema takes a tick for
-itself. What is asked for is enforced or refused with the reason, and never loosened.
-
-JSON is written without white space, or with single spaces and indented lines where a person would
-put them: a grammar that allows any white space lets a model go on with it for ever.
+A shape is enforced or refused with the reason, and never loosened. Compiling blocks; it and each step
+are bounded by llguidance's fuel. JSON is written without white space, or with single spaces and indented
+lines: a grammar that allows any white space lets a model write it for ever.
 """
 
 from __future__ import annotations
@@ -56,13 +52,10 @@ _SPARSE: Final = 4
 
 
 class Grammarian:
-    """Compiles shapes for a vocabulary, and remembers the latest. Any number of threads may call it.
+    """Compiles shapes for a vocabulary, with a cache of `cache_bytes`. Safe to use from any thread.
 
-    With a `confinement` a shape is compiled there first, and in this process only if it is plain and
-    small; refusals are remembered. Unless `prepare` was called before, or the vocabulary is small, every
-    shape is followed there: preparing a vocabulary here would hold up everybody. What is compiled
-    here takes `cache_bytes` at most, as measured there, or as reckoned from how long each shape is
-    written.
+    With a `confinement` a shape is compiled there first, and here only if it is plain and small, and the
+    vocabulary is prepared already or small too: preparing one here would stop every other thread.
     """
 
     def __init__(
@@ -86,15 +79,13 @@ class Grammarian:
 
     @property
     def known(self) -> KnownShapes:
-        """The same, for what is known already: nothing is compiled, and nothing takes long."""
+        """The same, for what is known already: nothing is compiled."""
         return KnownShapes(self)
 
     def follow(self, shape: Shape, *, known_only: bool = False) -> Follower | ApartFollower:
         """Return what follows one answer. Blocks.
 
-        Raises:
-            Unconstrainable: the shape is too large, none, or asks for what cannot be enforced.
-            Unknown: it is `known_only`, and would have to be compiled.
+        Raises :class:`Unconstrainable`, or `Unknown` if it would have to be compiled and is `known_only`.
         """
         n_bytes, key = _measured(shape)
         with self._lock:
@@ -140,18 +131,15 @@ class Grammarian:
 
     @property
     def kept_bytes(self) -> int:
-        """About how much memory what is remembered takes."""
         return self._kept_bytes
 
     @staticmethod
     def _refuse_known(verdict: str, confinement: Confinement) -> None:
-        """Refuse a shape that was refused before."""
         if verdict:
             confinement.note("refused again")
             raise Unconstrainable(verdict)
 
     def _checked(self, key: bytes, shape: Shape, confinement: Confinement) -> Verdict:
-        """Return what a process says of a shape; remember a refusal."""
         try:
             return confinement.check(shape)
         except NotChecked:
@@ -161,7 +149,7 @@ class Grammarian:
             raise
 
     def _move(self, key: bytes, shape: Shape, confinement: Confinement) -> ApartFollower:
-        """Return what follows an answer that turned out to be dear; the next ones begin there."""
+        """Return what follows an answer that turned out to be slow, and each later one of its shape."""
         with self._lock:
             _, freed = self._compiled.pop(key, (None, 0))
             self._kept_bytes -= freed
@@ -184,7 +172,7 @@ class Grammarian:
         return Follower(copy, self._vocabulary, partial(self._move, key, shape, self._confinement))
 
     def _remember(self, key: bytes, compiled: LLMatcher, n_bytes: int) -> None:
-        """Keep the latest; forget the oldest beyond what all together may take. Under the lock."""
+        """Cache a shape as the latest, and drop the oldest beyond the limit. Under the lock."""
         if key not in self._compiled:
             self._compiled[key] = (compiled, n_bytes)
             self._kept_bytes += n_bytes
@@ -194,19 +182,13 @@ class Grammarian:
             self._kept_bytes -= freed
 
     def prepare(self) -> None:
-        """Prepare the vocabulary with the interpreter's lock: a second for a large one.
-
-        Only before the daemon serves. Shapes are followed in other processes without it.
-        """
+        """Prepare the vocabulary with the GIL, before the daemon serves: a second for a large one."""
         if self._confinement is not None:
             self._confinement.warm()
         self._tokenizer()
 
     def close(self) -> None:
-        """End the processes that check and follow shapes, and forget what is compiled.
-
-        llguidance holds the vocabulary where Python's collector does not see it.
-        """
+        """End the processes and drop what is compiled: the collector does not see that it holds the vocabulary."""
         with self._lock:
             self._made = None
             self._compiled.clear()
@@ -214,7 +196,6 @@ class Grammarian:
             self._confinement.close()
 
     def _is_prepared(self) -> bool:
-        """Whether compiling here holds nobody up."""
         return self._made is not None or self._vocabulary.n_vocab <= _SMALL_VOCABULARY
 
     def _tokenizer(self) -> LLTokenizer:
@@ -239,10 +220,7 @@ class Grammarian:
 
 
 class KnownShapes:
-    """What a :class:`Grammarian` has compiled, or refused. Blocks for no more than a digest of a shape.
-
-    Whoever asks here first needs no place among those who wait for a compiler.
-    """
+    """What a :class:`Grammarian` has compiled or refused. Takes no longer than a digest of the shape."""
 
     __slots__ = ("_grammarian",)
 
@@ -250,21 +228,13 @@ class KnownShapes:
         self._grammarian = grammarian
 
     def follow(self, shape: Shape) -> Follower | ApartFollower:
-        """Return what follows one answer, as :meth:`Grammarian.follow` does.
-
-        Raises:
-            Unconstrainable: the shape was refused before, or is too long.
-            Unknown: it has to be compiled.
-        """
         return self._grammarian.follow(shape, known_only=True)
 
     def check(self, shape: Shape) -> None:
-        """Say whether a shape can be enforced. Raises as `follow` does."""
         self._grammarian.check(shape, known_only=True)
 
 
 def _measured(shape: Shape) -> tuple[int, bytes]:
-    """Return how long a shape is and its digest. Raises :class:`Unconstrainable` if it is too long."""
     most = MAX_BYTES[shape.kind]
     # A byte at least for each character: what is far too long is not written down.
     n_bytes = len(shape.text)
@@ -276,11 +246,10 @@ def _measured(shape: Shape) -> tuple[int, bytes]:
 
 
 class Follower:
-    """Walks one answer through its grammar, a token at a time. For one thread at a time.
+    """Follows one answer through its grammar. For one thread at a time.
 
-    `move` is called at most once: where a step took long, or the answer can be read in more ways than
-    `LIMITS_HERE` allows. What it returns follows the rest of the answer, in another process. Without
-    it such an answer has no way on.
+    `move` is called at most once: where a step was slow, or `LIMITS_HERE` exceeded. What it returns follows
+    the rest of the answer in another process; without it the answer cannot go on.
     """
 
     __slots__ = ("_apart", "_failed", "_matcher", "_move", "_said", "_vocabulary", "_words")
@@ -301,16 +270,13 @@ class Follower:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process knows what is allowed."""
         return self._apart is not None
 
     @property
     def problem(self) -> str | None:
-        """Which limit leaves no way on, for a message; None if none does."""
         return None if self._apart is None else self._apart.problem
 
     def allows(self, token: int) -> bool:
-        """Whether the answer may go on with `token`; with an end token, whether it may end."""
         if self._apart is not None:
             return self._apart.allows(token)
         if token in self._vocabulary.end_tokens:
@@ -323,7 +289,6 @@ class Follower:
         return allowed and not self._failed
 
     def allowed(self) -> NDArray[np.intp]:
-        """Return all tokens that the answer may go on with; none if the grammar has failed."""
         if self._apart is not None:
             return self._apart.allowed()
         words = self._words
@@ -341,7 +306,6 @@ class Follower:
         return np.flatnonzero(bits)
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once."""
         if self._apart is None:
             # A copy takes 0.02 ms, longer behind a long answer, and 8 % off what the next mask finds prepared.
             began = time.thread_time()
@@ -351,7 +315,6 @@ class Follower:
         return follower.allowed if self._apart is None else self._apart.deferred()
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`."""
         if self._apart is not None:
             self._apart.accept(token)
             return
@@ -361,7 +324,6 @@ class Follower:
         self._look_at(began, fits=fits)
 
     def take_back(self) -> None:
-        """Go back to before the latest `accept`."""
         if self._apart is not None:
             self._apart.take_back()
             return
@@ -369,7 +331,6 @@ class Follower:
         self._matcher.rollback(1)
 
     def _look_at(self, began: float, *, fits: bool = True) -> None:
-        """Have another process follow the answer if its grammar would hold everybody up here."""
         if fits and time.thread_time() - began <= _STEP_S:
             return
         if self._move is None:

@@ -1,4 +1,4 @@
-"""What a model's chat template can do, found out once by rendering, before the first chat waits for it."""
+"""What a model's chat template can do, found out by rendering before the first chat waits for it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ _WORDS = ("qzone", "qztwo")  # arguments of calls, in no template's own text
 
 @frozen
 class Derivation:
-    """What was found out from a model's template: how it writes replies, and what it wants.
+    """What was found out: how the model writes replies, and what the template expects.
 
-    `tells_tools` says whether the template shows tools to the model, `efforts` how it is told whether the
-    model should reason. `refused` are the shapes of answers that it does not take back, which should be none, and
-    `takes_parallel_calls` says that an answer may have several calls: the template neither refuses nor drops one.
+    `tells_tools`: the template shows tools to the model. `refused` are the shapes of answers that the
+    template does not take back (none, in a good one); one with `takes_parallel_calls` takes several calls.
     """
 
     format: ReplyFormat = PLAIN
@@ -49,7 +48,7 @@ class Derivation:
     def of(
         cls, template: ChatTemplate, source: str, override: ReplyFormat | None = None
     ) -> Derivation:
-        """Try a template. Takes tens of milliseconds, and bounded time whatever it does. Blocks."""
+        """Probe a template. Takes tens of milliseconds, and bounded time in any case. Blocks."""
         has_parts = _wants_parts(template)
 
         def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
@@ -77,16 +76,14 @@ class Derivation:
 
     @property
     def can_reason(self) -> bool:
-        """Whether the replies may have reasoning in them."""
         return self.format.thought is not None or self.format.name == "harmony"
 
     @property
     def in_words(self) -> bool:
-        """Whether calls and their results are told to the model as text."""
+        """Whether calls and their results are shown to the model as text."""
         return self.format.source == "generic"
 
     def _tried(self, template: ChatTemplate, until: float) -> Derivation:
-        """Send every shape of an answer back through the template."""
         parallel, refused = True, list[str]()
         tools = [_TOOL] if self.tells_tools else []
         for name, chat in _answers():
@@ -104,21 +101,19 @@ class Derivation:
 
 
 class Finding:
-    """A template and what was found out of it, when it is asked for first. Any number of threads may use it."""
+    """A template and its derivation, computed on the first request. Safe to use from any thread."""
 
     def __init__(
         self, source: str, template: Callable[[], ChatTemplate], override: ReplyFormat | None
     ) -> None:
-        """Prepare for a `source`, of which `template` is made, unless it is empty."""
         self._source, self._make, self._override = source, template, override
         self._lock = threading.Lock()
         self._found: tuple[Derivation, ChatTemplate | None, str | None] | None = None
 
     def get(self) -> tuple[Derivation, ChatTemplate | None, str | None]:
-        """Return what was found out, the template, and why there is none. Blocks the first time.
+        """Return the derivation, the template, and why there is none. Blocks the first time.
 
-        Raises:
-            NotRendered: it cannot be found out now.
+        Raises :class:`NotRendered` if it failed for now.
         """
         with self._lock:
             if self._found is None:
@@ -141,7 +136,6 @@ class Finding:
 
 
 def _answers() -> Iterator[tuple[str, list[Message]]]:
-    """Yield conversations with every shape of an answer: with thoughts, text, calls, and calls that were cut."""
     for thought, text, n, cut in product(
         ("", "I think."), ("", "Let me look."), (0, 1, 2), (False, True)
     ):
@@ -188,7 +182,6 @@ def _wants_parts(template: ChatTemplate) -> bool:
 
 
 def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
-    """Return a first prompt as a template writes it with these variables; "" if it refuses them."""
     try:
         asked = [Message("user", "Hello")]
         return template.render(asked, Manner(arguments=arguments), reshapes=False).text

@@ -1,9 +1,4 @@
-"""How a template is told whether, and how much, the model should reason.
-
-Templates call it by different names, take different words, and differ in what they do where nothing is
-said: some then turn the reasoning on, some off. What a template understands is found out by rendering a
-prompt with each name and word.
-"""
+"""How a template is told whether, and how much, the model should reason: found out by rendering prompts."""
 
 from __future__ import annotations
 
@@ -30,9 +25,8 @@ Render = Callable[[Mapping[str, Any]], str]
 class Efforts:
     """What a template understands of reasoning.
 
-    `switches` are the variables that turn it on and off, and `by_default` says which of the two it is
-    without them (None: there is no switch, or neither). `words` are, for each variable that says how
-    much, the words that the template takes for those of a request.
+    `switches` are the variables that turn it on and off, `by_default` its state without them (None: no
+    switch). `words` maps, for each variable of the amount, a request's words to the template's.
     """
 
     switches: tuple[str, ...] = ()
@@ -40,7 +34,7 @@ class Efforts:
     words: Mapping[str, Mapping[str, str]] = field(factory=dict)
 
     def told(self, manner: Manner) -> Manner:
-        """Return a manner whose arguments say all of it; those of the request go first."""
+        """Return a manner with these arguments; those of the request have precedence."""
         told: dict[str, Any] = {}
         if manner.reasons is not None:
             told |= {name: SWITCHES[name][not manner.reasons] for name in self.switches}
@@ -52,7 +46,7 @@ class Efforts:
 
 
 def efforts_of(render: Render, source: str, *, harmony: bool) -> Efforts:
-    """Try a template that has this source. Renders at most 27 prompts."""
+    """Probe a template. Renders at most 27 prompts."""
     plain = render({})
     switches: list[str] = []
     by_default: bool | None = None
@@ -76,10 +70,7 @@ def _named(names: Iterable[str], source: str) -> list[str]:
 
 
 def _nearest(taken: Sequence[str], *, switched: bool) -> dict[str, str]:
-    """Return for each word the one of those `taken` that comes nearest, of two the larger one.
-
-    No word but "none" becomes "none". "none" has no other word where a switch says it.
-    """
+    """Return for each word the nearest one of `taken`, of two the larger one; only "none" becomes "none"."""
     places = [_WORDS.index(word) for word in taken if word != "none"]
     found: dict[str, str] = {}
     for place, word in enumerate(_WORDS):

@@ -1,9 +1,6 @@
 """From what a client sent to tokens: prompts as they are, chats by the model's template.
 
-All that a request needs is put together by :mod:`uma_trio.text.preparing`.
-
-Everything here blocks (64 KiB of text take longer than a tick) and is called in helper
-threads; any number of them may.
+Everything blocks (64 KiB of text take longer than a tick). Safe to use from any thread.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ _SPACE: Final = " \t\n\v\f\r"  # isspace(3), as llama.cpp strips
 
 
 class Tokenised(NamedTuple):
-    """A prompt's tokens (int32), whether they end inside the model's reasoning, and what was changed for the template."""
+    """A prompt's tokens (int32), whether they end inside reasoning, and the changes for the template."""
 
     tokens: IntArray
     is_thinking: bool = False
@@ -48,18 +45,17 @@ class Tokenised(NamedTuple):
 
 
 def _is_thought(messages: Sequence[Message]) -> bool:
-    """Whether the last message is an answer that has not come further than its reasoning."""
+    """Whether the last message is an answer that ends inside its reasoning."""
     last = messages[-1] if messages else Message("")
     said = not is_blank(last.content) or last.calls
     return last.role == "assistant" and bool(last.reasoning) and not said
 
 
 class FrontEnd:
-    """Turns text into tokens for one model.
+    """Turns prompts into tokens for one model.
 
-    Without a template, or with one that cannot be rendered, there is no way from messages to tokens;
-    :meth:`chat_problem` says why. `confine` makes what shapes are checked in, when the first one
-    comes; without it they are compiled in this process only.
+    Without a usable template messages have no tokens; :meth:`chat_problem` says why. `confine` makes the
+    confinement when the first shape comes; without it shapes are compiled in this process.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class FrontEnd:
         *,
         reasons: bool | None = None,
     ) -> None:
-        """Prepare for a model. `reasons` is what is said of reasoning where a request says nothing."""
+        """Prepare for a model. `reasons` applies where a request says nothing of reasoning."""
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces()
         #: The bytes of the longest token: no token stands for more of a text.
@@ -88,23 +84,19 @@ class FrontEnd:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """The tokens with which the model ends an answer."""
         return self._vocabulary.end_tokens
 
     def chat_problem(self) -> str | None:
-        """Return why messages cannot be rendered; None if they can. Blocks, until that is found out."""
+        """Return why messages cannot be rendered; None if they can. Blocks."""
         return self.finding.get()[2]
 
     def derivation(self) -> Derivation | None:
-        """Return what was found out of the template; None if messages cannot be rendered. Blocks as that does."""
+        """Return what was found out of the template; None if messages cannot be rendered. Blocks."""
         found, template, _ = self.finding.get()
         return None if template is None else found
 
     def tokens_of(self, prompt: Asked, whose: Whose | None = None) -> Tokenised:
-        """Return the tokens of what is asked.
-
-        Raises :class:`Unrenderable` as :meth:`prepare_chat` does.
-        """
+        """Return the tokens of any prompt. Raises :class:`Unrenderable`."""
         if isinstance(prompt, str):
             return Tokenised(self.prepare_prompt(prompt, whose))
         if isinstance(prompt, Chat):
@@ -112,17 +104,14 @@ class FrontEnd:
         return Tokenised(prompt)
 
     def prepare_prompt(self, text: str, whose: Whose | None = None) -> IntArray:
-        """Return the tokens of a prompt (int32), with the model's first token if it wants one.
+        """Return the tokens of a text (int32), behind the model's first token, if there is one.
 
-        What looks like a special token in `text` stays text. `whose` text it is may be remembered.
+        What looks like a special token in `text` stays text.
         """
         return self._finished(self._tokeniser.tokens(text, whose))
 
     def prepare_mixed(self, parts: Sequence[str | int]) -> IntArray:
-        """Return the tokens of a prompt whose `parts` are texts and tokens, one or more.
-
-        The model's first token goes in front of a text only: tokens are taken as they are.
-        """
+        """Return the tokens of a prompt of texts and tokens. Only a text is preceded by the first token."""
         found: list[IntArray] = []
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             if is_text:
@@ -139,11 +128,9 @@ class FrontEnd:
         tools: Sequence[Tool],
         whose: Whose | None = None,
     ) -> Tokenised:
-        """Return the tokens of a chat, ready for the answer.
+        """Return the tokens of a chat, up to the beginning of an answer. Raises :class:`Unrenderable`.
 
-        They are those of the rendered text, in which a control token that somebody's text spells is none. Raises
-        :class:`Unrenderable` if the template refuses these messages, or there is none that can be used. `whose`
-        texts these are may be remembered: what stands between two control tokens is tokenised once.
+        Control tokens that a client's text spells are text. What is between two control tokens is tokenised once.
         """
         prompt = self.prompt(messages, manner, tools)
         _ = self.replies.pieces  # made here, in a helper thread
@@ -151,15 +138,13 @@ class FrontEnd:
         return Tokenised(self._finished(tokens), prompt.is_thinking, prompt.reshaped)
 
     def forget(self, principal: str) -> None:
-        """Drop what is remembered of a principal's texts."""
         self._tokeniser.forget(principal)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
-        """Return the tokens (int32) of `text` alone, as :meth:`Vocabulary.tokenize` does."""
+        """Return the tokens of `text` alone, as :meth:`Vocabulary.tokenize` does."""
         return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens of the vocabulary; control tokens have none."""
         return b"".join([self._pieces[token] for token in tokens])
 
     def render(
@@ -171,10 +156,9 @@ class FrontEnd:
     def prompt(
         self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
     ) -> Prompt:
-        """Return a chat as the template writes it, with what has no place in it told in words.
+        """Return a chat as the template writes it; what has no place in it is described as text.
 
-        Raises:
-            Unrenderable: the template refuses it, or there is none.
+        Raises :class:`Unrenderable`.
         """
         found, template, problem = self.finding.get()
         if template is None:
@@ -215,7 +199,7 @@ class FrontEnd:
 
     @property
     def finding(self) -> Finding:
-        """What the template can do. It knows the spellings of the vocabulary, and uses it no more. Blocks the first time."""
+        """What the template can do. Independent of the vocabulary from now on. Blocks the first time."""
         with self._making:
             if self._finding is None:
                 self._finding = self._new_finding()
@@ -232,12 +216,12 @@ class FrontEnd:
 
     @cached_property
     def replies(self) -> Replies:
-        """How the model writes its replies; found out when it is asked for first, which blocks."""
+        """How the model writes its replies. Blocks the first time."""
         return Replies(self._vocabulary, self.finding.get()[0])
 
     @property
     def grammarian(self) -> Grammarian:
-        """The compiler of grammars, made once, by the first helper thread that asks."""
+        """The compiler of grammars, made on first use."""
         from uma_trio.text.constrain import Grammarian  # megabytes that few daemons need
 
         with self._making:
@@ -247,11 +231,10 @@ class FrontEnd:
             return self._grammarian
 
     def warm(self) -> None:
-        """Prepare what the first shape would wait for. Blocks; holds the interpreter's lock."""
+        """Prepare for the first shape. Blocks with the GIL."""
         self.grammarian.prepare()
 
     def close(self) -> None:
-        """End the processes that check and follow shapes."""
         if self._grammarian is not None:
             self._grammarian.close()
 
@@ -264,7 +247,6 @@ class FrontEnd:
         return {special.text: special for special in self._specials if special.is_control}
 
     def _tokens(self, prompt: Prompt, whose: Whose | None) -> Iterator[IntArray]:
-        """Yield the tokens of a prompt's control tokens, and of what they divide."""
         edges = [0, *prompt.specials, len(prompt.text)]
         texts = [prompt.text[start:end] for start, end in pairwise(edges)]
         for number, text in enumerate(texts):
@@ -282,7 +264,6 @@ class FrontEnd:
                     yield self._tokeniser.tokens(prompt.text[a:b], whose, joined=a > start)
 
     def _find_bos(self) -> IntArray | None:
-        """Return the token that goes first, if the model wants one."""
         text = self._vocabulary.bos_text
         if not self._vocabulary.adds_bos or not text:
             return None
@@ -290,7 +271,6 @@ class FrontEnd:
         return tokens if len(tokens) == 1 else None
 
     def _finished(self, tokens: IntArray) -> IntArray:
-        """Put the first token in front if it is not there."""
         if self._bos is not None and (not len(tokens) or tokens[0] != self._bos[0]):
             return np.concatenate([self._bos, tokens])
         return tokens

@@ -1,7 +1,4 @@
-"""What llguidance is given: the source of each kind of shape, its limits, and a vocabulary.
-
-Used by the daemon and by the processes that check shapes, so it imports nothing that is slow.
-"""
+"""What llguidance receives: sources, limits, a vocabulary. Also for processes, so imports nothing slow."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 class Words:
-    """A vocabulary as llguidance asks for one. Control tokens, which have no bytes, are marked as no text.
+    """A vocabulary as llguidance expects it; control tokens, which have no bytes, are marked as no text.
 
     `tokenize` returns the tokens that the model writes for a text; without it the longest are taken.
     """
@@ -75,10 +72,7 @@ class Words:
         self.is_tokenizer_wrapper = True
 
     def __call__(self, text: str) -> list[int]:
-        """Return tokens whose bytes are those of `text`: the model's own, if they are.
-
-        Some vocabularies put a space before any text, or change it, which llguidance does not expect.
-        """
+        """Return tokens of the bytes of `text`: the model's own, unless its tokeniser changes the text."""
         data = text.encode()
         if self._tokenize is not None:
             ids = self._tokenize(text)
@@ -87,7 +81,6 @@ class Words:
         return self._longest(data)
 
     def _longest(self, data: bytes) -> list[int]:
-        """Return the longest token that `data` begins with, and so on behind it."""
         ids: list[int] = []
         at = 0
         while at < len(data):
@@ -101,19 +94,15 @@ class Words:
 
 
 def tokenizer_of(words: Words, n_vocab: int, end_tokens: Sequence[int]) -> LLTokenizer:
-    """Return the vocabulary as llguidance keeps it.
-
-    Takes a second for 152k tokens, all of it with the interpreter's lock.
-    """
+    """Return llguidance's form of a vocabulary. Takes a second for 152k tokens, with the GIL."""
     given: Any = words
     return LLTokenizer(given, n_vocab=n_vocab, eos_token=sorted(end_tokens))
 
 
 def source_of(kind: Kind, text: str) -> str:
-    """Return what llguidance compiles. Takes time by the square of a grammar's length, with the lock.
+    """Return what llguidance compiles. Quadratic in a grammar's length, with the GIL.
 
-    Raises:
-        Unconstrainable: the text is no shape of this kind.
+    Raises :class:`Unconstrainable` if `text` is no shape of this kind.
     """
     try:
         return _SOURCES[kind](text)
@@ -126,10 +115,9 @@ def source_of(kind: Kind, text: str) -> str:
 def compiled(
     tokenizer: LLTokenizer, kind: Kind, source: str, limits: LLParserLimits = LIMITS
 ) -> LLMatcher:
-    """Return the matcher of a source. Without the interpreter's lock, but for reading `source`.
+    """Return the matcher of a source, compiled without the GIL.
 
-    Raises:
-        Unconstrainable: it cannot be enforced, or not within `limits`.
+    Raises :class:`Unconstrainable` if it cannot be enforced, or not within `limits`.
     """
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     refuse_failed(matcher)
@@ -146,10 +134,9 @@ def refuse_failed(matcher: LLMatcher) -> None:
 
 
 def unforced(source: str) -> str:
-    """Return a source whose masks allow every tokenisation of a text that it forces.
+    """Return a source whose masks allow every tokenisation of a forced text.
 
-    Otherwise they hold the first token of one, as `Words` writes it: where the model's tokeniser is
-    not at hand, that may be one that the model never writes.
+    Otherwise they hold only the one of `Words`, which without the model's tokeniser may be none of its own.
     """
     head = '%llguidance {"no_forcing": true}\n'
     try:
@@ -194,7 +181,6 @@ _SOURCES: Final[dict[Kind, Callable[[str], str]]] = {
 
 
 def _reason(message: str) -> str:
-    """Return why in one line, naming the keyword where there is one."""
     found = _UNIMPLEMENTED.search(message)
     if found is not None:
         return f"uses {found[1]}, which cannot be enforced; leave it out"

@@ -1,4 +1,4 @@
-"""What reasoning and budgets wrap: a grammar that is followed here or in another process."""
+"""The interfaces of constraints: the grammar is followed in this process or in another one."""
 
 from __future__ import annotations
 
@@ -12,40 +12,37 @@ from uma_trio.text.shape import Shape
 
 
 class Compiler(Protocol):
-    """Makes of a shape what keeps an answer to it: a `Grammarian`, or what of its shapes is known."""
+    """Compiles shapes. Its methods raise :class:`.shape.Unconstrainable` and `Unknown`."""
 
     def follow(self, shape: Shape) -> Constraint:
-        """Return what follows one answer. Raises :class:`.shape.Unconstrainable`, `Unknown`."""
+        """Return the constraint of one answer."""
 
     def check(self, shape: Shape) -> None:
-        """Find out whether a shape can be enforced. Raises as `follow` does."""
+        """Find out whether a shape can be enforced."""
 
 
 class Constraint(Protocol):
-    """A constraint on an answer, checked token by token. For one thread at a time, and the engine's once submitted."""
+    """A constraint on one answer, token by token. Used by one thread at a time: the engine's, once submitted."""
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process knows what is allowed here: ask for all of it, and wait for `allows` never."""
+        """Whether another process computes the mask: call `deferred`, and never wait for `allows`."""
 
     @property
     def problem(self) -> str | None:
-        """Which limit leaves no way on, for a message; None if none does."""
+        """The limit that ended the answer, for a message; None if none did."""
 
     def allows(self, token: int) -> bool:
-        """Whether the answer may go on with `token`; with an end token, whether it may end."""
+        """Whether `token` may come next; for an end token, whether the answer may end."""
 
     def allowed(self) -> NDArray[np.intp]:
-        """Return all tokens that the answer may go on with, ascending; none if there is no way on."""
+        """Return all tokens that may come next, ascending; none if the answer cannot go on."""
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once.
-
-        An :class:`.under_way.UnderWay` is on its way already, and needs no thread.
-        """
+        """Return `allowed` of this place as a call for any thread, once; an `UnderWay` is running already."""
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`, which is no end."""
+        """Advance by `token`, which is not an end token."""
 
     def take_back(self) -> None:
-        """Go back to before the latest `accept`. As many can be taken back as were accepted."""
+        """Undo the latest `accept`; every one can be undone."""

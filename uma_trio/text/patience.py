@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 
 class Patience:
-    """Ends at `until`, on :func:`time.monotonic`; 0 once the request was given up."""
+    """When the request that waits for a shape gives up (:func:`time.monotonic`); 0 once it was cancelled."""
 
     def __init__(self, until: float = math.inf) -> None:
         self.until = until
@@ -20,7 +20,7 @@ _CURRENT: ContextVar[Patience | None] = ContextVar("patience", default=None)
 
 @contextmanager
 def patient(patience: Patience) -> Iterator[None]:
-    """Within this block, on this thread, this is how long anything is waited for."""
+    """Run a block with this patience on this thread."""
     token = _CURRENT.set(patience)
     try:
         yield
@@ -29,6 +29,6 @@ def patient(patience: Patience) -> Iterator[None]:
 
 
 def waits_until() -> float:
-    """Return when the current request has waited long enough; infinity if it is nobody's."""
+    """Return when the current request gives up; infinity without one."""
     current = _CURRENT.get()
     return math.inf if current is None else current.until

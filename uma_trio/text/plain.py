@@ -1,9 +1,7 @@
-"""Which shapes have no step that takes long, whatever an answer says: these may be followed in the daemon.
+"""Which shapes have no slow step, whatever the answer is: these may be followed in the daemon.
 
-Earley's algorithm takes time by the cube of the ways in which what was written can be read. JSON can be read
-in several ways only where a schema has alternatives that begin alike; brackets keep them apart
-from everything else. So the alternatives of a schema are counted. Any other grammar may be
-ambiguous everywhere, and is never plain.
+Earley's algorithm takes cubic time in the number of readings of a text. JSON has several only where
+alternatives of a schema begin alike, so these are counted. Any other grammar may be ambiguous.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _JSON: Final = "%json "
 
 
 def is_plain(kind: Kind, text: str) -> bool:
-    """Whether a shape that compiles can be followed in the daemon. Takes time by the text's length."""
+    """Whether a shape that compiles can be followed in the daemon. Linear in the length of `text`."""
     if kind in ("regex", "choice"):
         return True  # one lexeme, whose steps are bounded by llguidance's fuel
     if kind == "grammar":
@@ -40,7 +38,6 @@ def is_plain(kind: Kind, text: str) -> bool:
 
 
 def _embedded(grammar: str) -> Iterator[Any]:
-    """Return the schemas in a grammar of ours; whatever stands in a schema is part of it."""
     decoder = json.JSONDecoder()
     at = grammar.find(_JSON)
     while at >= 0:

@@ -13,14 +13,11 @@ from uma_trio.text.tokeniser import Whose
 
 
 class Preparation:
-    """One request on its way. Blocks; for one thread at a time.
+    """One request being prepared: `n` answers to `prompt`, held to `shape`. Blocks; for one thread at a time.
 
-    It is for `n` answers to `prompt`, held to `shape` behind at most `budget` tokens of reasoning. `whose` texts these
-    are may be remembered.
-
-    :meth:`finish` does all of it where every shape is known. Where one has to be compiled it raises
-    :class:`uma_trio.text.shape.Unknown`: then call :meth:`compile`, in a place among those who compile, and `finish`
-    again. Nothing is done twice. `field` is what was dealt with last, for messages.
+    :meth:`finish` raises :class:`uma_trio.text.shape.Unknown` where a shape has to be compiled: then call
+    :meth:`compile`, once a compiler is free, and `finish` again. Nothing is done twice. `field` is what
+    was processed last, for messages.
     """
 
     def __init__(
@@ -43,13 +40,7 @@ class Preparation:
         self._constraints: Sequence[Constraint | None] | None = None
 
     def finish(self) -> list[Prepared]:
-        """Return what each answer needs.
-
-        Raises:
-            Unknown: a shape has to be compiled first.
-            Unconstrainable: one cannot be enforced.
-            Unrenderable: the chat template refuses the messages, or there is none.
-        """
+        """Return what each answer needs. Raises `Unknown`, `Unconstrainable` or `Unrenderable`."""
         front_end, chat = self._front_end, self._chat
         if self._loosened is None:
             self._loosened = self._loosen(front_end.grammarian.known)
@@ -82,19 +73,16 @@ class Preparation:
             self._constraints = self._constrain(self._front_end.grammarian)
 
     def _is_constrained(self, loosened: Loosened) -> bool:
-        """Whether anything is asked of the answers that they are held to."""
         if self._shape is not None or loosened.offers:
             return True
         return self._chat is not None and self._budget is not None
 
     def _loosen(self, compiler: Compiler) -> Loosened:
-        """Return what the arguments of the tools are held to."""
         if self._chat is None:
             return NOTHING_LOOSENED
         return self._front_end.replies.loosened(compiler, self._chat.tools, self._chat.choice)
 
     def _constrain(self, compiler: Compiler) -> list[Constraint | None]:
-        """Return what keeps each answer to what was asked."""
         shape, chat = self._shape, self._chat
         if shape is not None:
             self.field = shape.field

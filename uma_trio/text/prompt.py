@@ -1,4 +1,4 @@
-"""A conversation on its way to a rendered prompt: what a process that renders is asked, and what it answers."""
+"""The messages between the daemon and the processes that render prompts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ class Unrenderable(Exception):
 
 
 class NoTemplate(Unrenderable):
-    """There is no template, or none that can be used for any messages."""
+    """There is no usable template."""
 
 
 @frozen
 class Prompt:
     """A rendered chat.
 
-    `specials` are the places, start and end in turn, of the control tokens in `text`, all of which the
-    template wrote. Where somebody's text spells a token that the vocabulary recognises in any text, the prompt
-    is tokenised in parts, divided at `cuts`. `reshaped` says what was changed in the conversation, because
-    the template refused it. `is_thinking` says that the prompt ends inside the model's reasoning.
+    `specials` are the places, start and end in turn, of the control tokens, all of which the template
+    wrote. The text is tokenised in parts, divided at `cuts`, where a client's text spells a token that the
+    vocabulary recognises anywhere. `is_thinking`: it ends inside the model's reasoning.
     """
 
     text: str
@@ -40,10 +39,10 @@ class Prompt:
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True):
-    """A template, and what of a vocabulary concerns it.
+    """A template, and the spellings of the vocabulary that concern it.
 
-    `controls` are the texts that become control tokens wherever a prompt spells them, `markers` those that become
-    tokens even in the middle of ordinary text, and that the template gives a meaning.
+    `controls` become control tokens wherever a prompt spells them; `markers` are recognised in any text,
+    and mean something to the template.
     """
 
     template: str
@@ -54,11 +53,10 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """How a prompt ends.
+    """How a prompt ends: with the beginning of an answer (`prompts`), or inside the last message (`continues`).
 
-    With `prompts` it ends with the beginning of an answer. With `continues` it ends inside the last message. `thought` are the
-    markers around reasoning; with `closes` reasoning that the template has opened is ended, and a `reasoning` that is not
-    empty is gone on with.
+    `thought` are the markers around reasoning; `closes` ends reasoning that the template opened, and a
+    `reasoning` that is not empty is continued.
     """
 
     prompts: bool = True
@@ -69,7 +67,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Render(msgspec.Struct, frozen=True, array_like=True):
-    """Render this. `key` names a :class:`Source`, which comes along where the worker does not know it."""
+    """A request to render. The worker receives the `source` where it does not know its `key`."""
 
     key: bytes
     source: Source | None
@@ -92,7 +90,6 @@ class Rendered(msgspec.Struct, frozen=True, tag="rendered", array_like=True):
     is_thinking: bool
 
     def prompt(self) -> Prompt:
-        """Return it as the value that the daemon uses."""
         text = "".join([part.decode() for part in self.text])
         return Prompt(text, self.specials, self.cuts, tuple(self.reshaped), self.is_thinking)
 
@@ -104,7 +101,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
 
 
 class Unknown(msgspec.Struct, frozen=True, tag="unknown", array_like=True):
-    """The source has to come along."""
+    """The worker needs the source."""
 
 
 def packed_messages(messages: Sequence[Message]) -> list[Any]:
@@ -126,7 +123,6 @@ def packed_messages(messages: Sequence[Message]) -> list[Any]:
 
 
 def messages_from(found: Sequence[Any]) -> list[Message]:
-    """Return the messages that were packed."""
     return [
         Message(role, content, tuple([Call(*call) for call in calls]), *others)
         for role, content, calls, *others in found
@@ -134,7 +130,7 @@ def messages_from(found: Sequence[Any]) -> list[Message]:
 
 
 def packed_tools(tools: Sequence[Tool]) -> list[Any]:
-    """Return tools for a :class:`Render`: the JSON of each one's function."""
+    """Return the JSON of each tool's function."""
     return [packed_json(tool.written or _function(tool)) for tool in tools]
 
 
@@ -147,7 +143,6 @@ def _function(tool: Tool) -> dict[str, Any]:
 
 
 def packed_json(value: Mapping[str, Any]) -> str | msgspec.Raw:
-    """Return the JSON of a value, packed."""
     return packed(json_text(value))
 
 
@@ -164,10 +159,7 @@ def packed_habits(habits: Habits) -> list[Any]:
 
 
 def packed(text: str) -> str | msgspec.Raw:
-    """Return `text` for MessagePack: encoded in slices where one call would hold the GIL for long.
-
-    Halves of characters become U+FFFD.
-    """
+    """Return `text` for MessagePack, encoded in slices; lone surrogates become U+FFFD."""
     if text.isascii() and len(text) <= SLICE:
         return text
     data = b"".join([in_utf8(part).encode() for part in slices(text)])

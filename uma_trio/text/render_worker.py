@@ -1,7 +1,7 @@
 """What runs in the processes that render chat templates. See :mod:`.rendering`.
 
-Templates come out of model files. They are rendered by jinja2's sandbox, as transformers does it, so that a prompt is
-what a model was trained on, byte for byte. What a template takes is bounded by the limits of its process.
+Templates come from model files. jinja2's sandbox renders them as transformers does, byte for byte what
+the model was trained on. The limits of the process bound what a template takes.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _give_memory_back() -> None:
 
 @frozen
 class _Asked:
-    """A request, decoded. `most` is how many characters the template may write, `mark` and `end` occur in no text."""
+    """A decoded request. `most` limits the characters written; `mark` and `end` occur in no text."""
 
     tools: Sequence[Any]
     arguments: dict[str, Any]
@@ -229,7 +229,7 @@ class _Renderer:
         self._refusals = Refusals()
 
     def render(self, asked: Render, most: int) -> Rendered:
-        """Render a conversation, in the first shape in which the template takes it."""
+        """Render a conversation, in the first shape that the template accepts."""
         _CLOCK.now = asked.now
         messages = messages_from(asked.messages)
         tools = list(map(json.loads, asked.tools))
@@ -249,7 +249,6 @@ class _Renderer:
     def _first(
         self, messages: Sequence[Message], asked: _Asked, *, reshapes: bool
     ) -> tuple[str, list[str]]:
-        """Return what the template writes, and what was changed for it."""
         of_tools = OF_TOOLS if asked.tools else ()
         may_change = (*(OF_MESSAGES if reshapes else ()), *of_tools)
         reshaping = Reshaping(messages, self._refusals, may_change)
@@ -327,7 +326,7 @@ class _Renderer:
         }
 
     def _marked_message(self, message: dict[str, Any], asked: _Asked) -> dict[str, Any]:
-        """Return a message with marks, but for the markers around reasoning at the beginning of an answer.
+        """Return a marked message, but for markers of reasoning that begin an answer.
 
         The model wrote these as tokens, clients send them back, and templates look for them.
         """
@@ -346,7 +345,7 @@ class _Renderer:
         return marked
 
     def _marked_document(self, value: Any, mark: str, key: str = "") -> Any:
-        """Return a part of a message with marks: its keys and types are not the client's, but those of arguments are."""
+        """Return a marked part of a message: keys and types are not the client's, except in arguments."""
         if isinstance(value, dict) and key != "arguments":
             return {
                 inner: self._marked_document(each, mark, inner) for inner, each in value.items()
@@ -366,10 +365,7 @@ class _Renderer:
         return value
 
     def _functions_of(self, tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the tools under the older name, if the template names it.
-
-        Templates that write them out do so without a look whether there are any.
-        """
+        """Return the tools under their older name, where the template uses it, maybe without a check."""
         if not self._wants_functions or not (tools or self._writes_functions):
             return {}
         functions = [tool["function"] for tool in tools]
@@ -382,7 +378,6 @@ class _Renderer:
     def _ended(
         self, written: str, messages: Sequence[Message], asked: _Asked, reshaped: Sequence[str]
     ) -> Rendered:
-        """Return the prompt that ends as it is to, and what of it are control tokens."""
         text, places = unmarked(in_utf8(written), (asked.mark, asked.end))
         marks, ends, ending = places[asked.mark], places[asked.end], asked.ending
         if ending.continues:

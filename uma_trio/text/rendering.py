@@ -1,7 +1,7 @@
-"""Templates are rendered in processes that can be killed: a few, for all models, each with one prompt at a time.
+"""Renders templates in worker processes, shared by all models, each with one prompt at a time.
 
-A template that takes too much ends its process, which costs its own request, and is replaced. Who renders when is
-decided by the helper threads that wait here, which are shared fairly between clients: there are as many processes.
+A template that takes too much ends its process, which costs only its own request. Fairness between
+clients is that of the helper threads that wait here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LATE: Final = "it was not rendered in time; try again"
 
 
 class NotRendered(Unrenderable):
-    """It is not known what the template would write; to ask again may help."""
+    """It is not known what the template would write; a retry may help."""
 
 
 class _Lost(NotRendered):
@@ -55,7 +55,7 @@ class _Process:
 
 
 class Renderer:
-    """Renders in processes of its own, which are started when they are needed. Any number of threads may use it."""
+    """A pool of processes that are started on demand. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._workers = Workers(PROGRAM, lambda: b"")
@@ -63,12 +63,7 @@ class Renderer:
         self._lock = threading.Lock()
 
     def render(self, asked: Render, source: Source) -> Prompt:
-        """Render a conversation. Blocks.
-
-        Raises:
-            Unrenderable: the template refuses it, or takes too much.
-            NotRendered: it cannot be rendered now.
-        """
+        """Render a conversation. Blocks. Raises `Unrenderable`, or `NotRendered` where it failed for now."""
         try:
             answer = self._answered(self._idle_process() or self._new_process(), asked, source)
         except _Lost:  # maybe it waited for a request then
@@ -130,18 +125,17 @@ class Renderer:
 
 
 def _with_source(asked: Render, process: _Process, source: Source) -> Render:
-    """Return a request with the source, where the process does not know it."""
     if asked.key in process.known:
         return asked
     return msgspec.structs.replace(asked, source=source)
 
 
 def key_of(source: Source) -> bytes:
-    """Return a name of a source that no other one has."""
+    """Return the digest of a source."""
     return hashlib.sha256(msgspec.msgpack.encode(source)).digest()
 
 
 @cache
 def renderer() -> Renderer:
-    """Return the processes that all models of this process share. They end with it."""
+    """Return the pool that all models of this process share."""
     return Renderer()

@@ -1,7 +1,4 @@
-"""What a model's replies are read and held to: its format, found out once, and each request's part.
-
-Everything here blocks and is called in helper threads, but for `parser`.
-"""
+"""How a model's replies are read and constrained. Everything blocks, but for `parser`."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ _REMEMBERED: Final = 512
 
 @frozen
 class Loosened:
-    """What the arguments of a request's tools are held to, and of which tools that is not everything."""
+    """What the arguments of a request's tools are held to, and the `names` of tools not wholly enforced."""
 
     offers: tuple[Offer, ...]
     names: tuple[str, ...]
@@ -53,7 +50,7 @@ NOTHING_LOOSENED: Final = Loosened((), ())
 
 
 class Replies:
-    """The replies of one model. Any number of threads may use it."""
+    """The replies of one model. Safe to use from any thread."""
 
     def __init__(self, vocabulary: Vocabulary, found: Derivation) -> None:
         self._vocabulary = vocabulary
@@ -72,7 +69,7 @@ class Replies:
         thinking: bool,
         continued: bool = False,
     ) -> ReplyParser | None:
-        """Return what reads one reply; None if its text is all that it can say."""
+        """Return the parser of one reply; None if a reply is only text."""
         calls = bool(tools) and choice.mode != "none"
         syntax = self.format.calls
         framed = syntax is not None and syntax.framed
@@ -84,7 +81,7 @@ class Replies:
 
     @cached_property
     def pieces(self) -> Sequence[bytes]:
-        """The bytes of every token as a reply is read: markers that are special tokens have theirs."""
+        """The bytes of every token; markers that are special tokens have theirs."""
         pieces = list(self._vocabulary.pieces())
         for marker in self._marker_words:
             token = self.special(marker)
@@ -107,7 +104,7 @@ class Replies:
         return list(dict.fromkeys(atoms(text)))
 
     def special(self, text: str) -> int | None:
-        """Return the id of a special token without text of its own that is written like this."""
+        """Return the id of the special token, without text of its own, that is written like this."""
         tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
         if len(tokens) != 1 or self._vocabulary.pieces()[int(tokens[0])]:
             return None
@@ -125,10 +122,7 @@ class Replies:
         *,
         thinking: bool,
     ) -> Constraint | None:
-        """Return what keeps one reply to what was asked; None if that is nothing.
-
-        Raises :class:`Unconstrainable`.
-        """
+        """Return the constraint of one reply; None if there is none. Raises :class:`Unconstrainable`."""
         inner: Constraint | None = None
         calls = self.format.calls
         if loosened.offers and choice.mode != "none" and calls is not None:
@@ -152,7 +146,6 @@ class Replies:
         return Thinking(markers, inner, budget, thinking=thinking)
 
     def _follow(self, compiler: Compiler, shape: Shape) -> Constraint:
-        """Return what keeps an answer to a shape, where the format writes answers."""
         calls = self.format.calls
         answer = self._answer_of(compiler, shape)
         if calls is None or not calls.framed or answer is None:
@@ -161,7 +154,7 @@ class Replies:
         return compiler.follow(Shape("reply", framed, shape.field))
 
     def _answer_of(self, compiler: Compiler, shape: Shape | None) -> str | None:
-        """Return the grammar of an answer of a shape as a part of another one; None if there is none."""
+        """Return the grammar of an answer of this shape as a part of another; None if there is none."""
         from uma_trio.text.grammars import JSON
 
         if shape is None:
@@ -172,7 +165,7 @@ class Replies:
     def loosened(self, compiler: Compiler, tools: Sequence[Tool], choice: ToolChoice) -> Loosened:
         """Return what the arguments of the tools that may be called are held to.
 
-        Raises :class:`Unconstrainable` if a strict tool asks for what cannot be enforced.
+        Raises :class:`Unconstrainable` if a strict tool's schema cannot be enforced.
         """
         offers: list[Offer] = []
         names: list[str] = []
@@ -201,7 +194,6 @@ class Replies:
         return {**_ANY_OBJECT, "x-guidance": JSON}, False
 
     def _problem_of(self, compiler: Compiler, shape: Shape) -> str | None:
-        """Return why a schema cannot be enforced; None if it can. The latest answers are remembered."""
         key = digest(shape.kind, shape.text)
         try:
             return self._problems[key]
@@ -214,13 +206,11 @@ class Replies:
         return found
 
     def _tokens_of(self, marker: str) -> tuple[int, ...]:
-        """Return the tokens that the model writes for a marker."""
         found = self._vocabulary.tokenize(marker, add_special=False, parse_special=True)
         return tuple(map(int, found))
 
     @cached_property
     def _framing(self) -> Framing:
-        """What a reply in harmony is made of."""
         from uma_trio.text.replies.bounded import CLOSE, Framing
 
         return Framing.of(self.pieces, self._tokens_of(CLOSE))

@@ -1,9 +1,7 @@
 """Conversations rewritten for chat templates that refuse them. Pure.
 
-Many templates accept only what their model was trained on: one system message at the start, roles
-that alternate, one call per message. A conversation that such a template refuses is rendered again in
-another shape. Roles and the cuts between messages change; texts stay, but for `DROP_TEXT`, which is
-the last resort.
+Many templates only accept what their model was trained on: one system message, alternating roles, one
+call per message. Roles and cuts between messages change; texts stay, but for `DROP_TEXT`, the last resort.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class Kind(StrEnum):
-    """What was changed in a conversation, in the order in which changes are tried and applied."""
+    """A change of a conversation, in the order in which changes are tried and applied."""
 
     #: System messages behind the first turn become user messages.
     SYSTEM_TO_USER = "system-to-user"
@@ -72,17 +70,16 @@ _INSTEAD: Final = {
 
 
 class Refusals:
-    """Remembers by which changes each refusal of one template was overcome. Bounded; for any thread."""
+    """Remembers which changes overcame each refusal of one template. Bounded; safe to use from any thread."""
 
     def __init__(self) -> None:
         self._cures: dict[str, Kinds] = {}
 
     def cure(self, reason: str) -> Kinds:
-        """Return the changes that were accepted after this refusal; none if it is unknown."""
         return self._cures.get(_key(reason), ())
 
     def remember(self, reason: str, kinds: Kinds) -> None:
-        """Store which changes were accepted after a refusal of the unchanged conversation."""
+        """Store the changes that were accepted after a refusal of the unchanged conversation."""
         key = _key(reason)
         self._cures.pop(key, None)
         self._cures[key] = kinds
@@ -91,22 +88,11 @@ class Refusals:
 
 
 class Reshaping:
-    """Iterates over the shapes in which a conversation is rendered until a template accepts one, by changes of `kinds`.
+    """Iterates over the shapes of a conversation until a template accepts one.
 
-    The unchanged conversation is the first, then what was accepted after the same refusal before. A
-    change that leads to another refusal than before has overcome the first one and is kept while the
-    next ones are tried; changes that only help together follow at the end. Call :meth:`refused` after
-    each shape that is refused, and :meth:`accepted` after the one that is rendered::
-
-        for kinds, shape in reshaping:
-            try:
-                prompt = render(shape)
-            except Refused as error:
-                reshaping.refused(str(error))
-            else:
-                reshaping.accepted()
-                return prompt, kinds
-        raise Refused(reshaping.reason)
+    The unchanged conversation is the first, then what was accepted after the same refusal before. A change
+    that leads to another refusal is kept while the next are tried; changes that only help together are last.
+    Call :meth:`refused` or :meth:`accepted` after each shape; `reason` is the first refusal.
     """
 
     def __init__(
@@ -133,13 +119,11 @@ class Reshaping:
             yield from self._attempt(self._kinds[:end])
 
     def refused(self, reason: str) -> None:
-        """Note why the shape that was yielded last is refused."""
         self._latest = reason
         if not self._current:
             self.reason = reason
 
     def accepted(self) -> None:
-        """Note that the shape that was yielded last is rendered."""
         if self._current:
             self._refusals.remember(self.reason, self._current)
 
@@ -160,7 +144,6 @@ class Reshaping:
     def _attempt(
         self, kinds: Iterable[Kind]
     ) -> Generator[tuple[Kinds, Sequence[Message]], None, str | None]:
-        """Yield a shape; return why it is refused, None if it is no new one."""
         applied, messages = reshaped(
             self._messages, (kind for kind in kinds if kind in self._kinds)
         )
@@ -173,7 +156,7 @@ class Reshaping:
 
 
 def reshaped(messages: Sequence[Message], kinds: Iterable[Kind]) -> tuple[Kinds, Sequence[Message]]:
-    """Return messages after changes of some kinds, and which of them changed anything or are of tools."""
+    """Return changed messages, and the kinds that changed anything or are of tools."""
     wanted = set(kinds)
     wanted -= {less for more, less in _INSTEAD.items() if more in wanted}
     applied: list[Kind] = []
@@ -293,7 +276,6 @@ def _from(messages: Sequence[Message], start: int) -> Iterator[Message]:
 
 
 def _by_call(calls: Sequence[Call], results: Sequence[Message]) -> list[list[Message]]:
-    """Return the results of each call: by id, those of unknown ids in order."""
     found: list[list[Message]] = [[] for _ in calls]
     places: dict[str | None, deque[int]] = defaultdict(deque)
     for number, call in enumerate(calls):

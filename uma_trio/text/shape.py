@@ -1,4 +1,4 @@
-"""What an answer can be asked to look like. To enforce it is :mod:`uma_trio.text.constrain`'s."""
+"""What an answer can be asked to look like; :mod:`uma_trio.text.constrain` enforces it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,23 @@ BESIDE_TOOLS: Final[tuple[Kind, ...]] = ("schema", "choice")
 
 
 class Unconstrainable(Exception):
-    """What is asked cannot be enforced, or is none; the message says why, to stand after its name."""
+    """The shape cannot be enforced, or is none. The message continues a sentence that begins with its name."""
 
 
 class NotChecked(Unconstrainable):
-    """It is not known whether the shape can be enforced; to ask again may help."""
+    """It is not known whether the shape can be enforced; a retry may help."""
 
 
 class Unknown(Exception):
-    """The shape has to be compiled before an answer can be held to it."""
+    """The shape has to be compiled first."""
 
 
 @frozen
 class Shape:
-    """What an answer has to look like.
+    """What an answer has to look like, with what the request calls it (`field`).
 
-    `text` is a JSON Schema, a regular expression in Rust's syntax, a JSON list of strings, or a
-    grammar, GBNF or Lark. `field` is what the request calls it, for messages. The last two kinds are
-    the daemon's own: a schema of which what cannot be enforced is left out, and a grammar of a reply.
-    `loosened` is what was left out of a schema before.
+    `text` is a JSON Schema, a regular expression in Rust's syntax, a JSON list of strings, or a GBNF or
+    Lark grammar. A "loose schema" (without what cannot be enforced) and a "reply" are the daemon's own.
     """
 
     kind: Kind

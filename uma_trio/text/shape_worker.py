@@ -1,10 +1,8 @@
-"""What runs in the processes that check shapes and follow the dear ones. See :mod:`.confinement`.
+"""What runs in the processes that check shapes and follow slow ones. See :mod:`.confinement`.
 
-A worker's first frame says what it is for. :class:`Check` is answered with a :class:`Verdict`. After
-:class:`Follow` each frame is a run of steps, answered with :data:`ALLOWED` and the bits of the tokens
-that are allowed behind the last one, or with :data:`FAILED` and the reason why there is no way on. A
-worker that has taken too long altogether ends as one does that takes too long for one frame. One that
-still says :data:`ALLOWED`, and not :data:`WORN`, may follow another answer from a :data:`RESET` on.
+:class:`Check` is answered with a :class:`Verdict`. After :class:`Follow` each frame is a run of steps,
+answered with :data:`ALLOWED` and the mask behind them, or with :data:`FAILED` and why the answer cannot
+go on. A worker that says :data:`ALLOWED`, not :data:`WORN`, may follow another answer from :data:`RESET`.
 """
 
 from __future__ import annotations
@@ -60,24 +58,17 @@ _SIGNS: Final = frozenset(b'[]{}",:')
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
-    """The vocabulary."""
-
     pieces: Sequence[bytes]
     end_tokens: Sequence[int]
 
 
 class Check(msgspec.Struct, frozen=True, tag="check", array_like=True):
-    """Compile this and say what it took."""
-
     kind: Kind
     text: str
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", array_like=True):
-    """Compile this, which has been checked, and follow one answer.
-
-    It may take `grace_s` of CPU time, and `STEP_S` for each token.
-    """
+    """Compile this checked shape and follow one answer, within `grace_s` of CPU time and `STEP_S` a token."""
 
     kind: Kind
     text: str
@@ -85,9 +76,9 @@ class Follow(msgspec.Struct, frozen=True, tag="follow", array_like=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What came of a shape: why it is refused, or else what llguidance compiles, and what it took.
+    """Why a shape is refused, or what llguidance compiles and its costs, in seconds of CPU time.
 
-    `step_s` is the longest step of a short walk. All are times of the CPU.
+    `step_s` is the longest step of a short walk.
     """
 
     problem: str | None = None
@@ -133,7 +124,7 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
 
 
 class _Allowance:
-    """What one answer may take altogether, and whether its process is good for another one."""
+    """The time and memory of one answer, and whether its process is reusable."""
 
     def __init__(self, grace_s: float, kept_bytes: int) -> None:
         self._grace_s = grace_s
@@ -144,11 +135,9 @@ class _Allowance:
         self.renew()
 
     def renew(self) -> None:
-        """Begin with another answer."""
         self._since = time.process_time()
 
     def take(self, steps: bytes) -> None:
-        """Count steps that were taken, and end this process if all took too long."""
         self._since += STEP_S * sum([step == ACCEPT for step, _ in STEP.iter_unpack(steps)])
         over = time.process_time() - self._since
         if over > self._grace_s:
@@ -162,7 +151,6 @@ class _Allowance:
 
 
 def _stepped(matcher: LLMatcher, steps: bytes) -> bytes:
-    """Take steps; return what is allowed behind the last one."""
     for step, token in STEP.iter_unpack(steps):
         if step == ACCEPT:
             matcher.consume_token(token)
@@ -194,10 +182,7 @@ def _verdict(tokenizer: LLTokenizer, dear: Sequence[int], asked: Check) -> Verdi
 
 
 def _walked(matcher: LLMatcher, dear: Sequence[int]) -> float:
-    """Walk, first by the dearest tokens and then by any of them; return how long the longest step took.
-
-    Infinity if a walk came to what the daemon's limits forbid.
-    """
+    """Return the longest step of two walks; infinity if one exceeded the daemon's limits."""
     until = time.process_time() + _TRIED_S
     worst = _longest_step(matcher.deep_copy(), dear, lambda found: found[0], until)
     return max(worst, _longest_step(matcher.deep_copy(), dear, random.Random(0).choice, until))
@@ -228,7 +213,7 @@ def _longest_step(
 
 
 def dearest(pieces: Sequence[bytes]) -> list[int]:
-    """Return tokens of many lexemes of JSON, those of most first, and every single byte."""
+    """Return the tokens of most lexemes of JSON, those of most first, and every single byte."""
     found = [(_n_signs(piece), token) for token, piece in enumerate(pieces) if len(piece) > 1]
     most = heapq.nlargest(_DEAR, [each for each in found if each[0] > 1])
     singles = [token for token, piece in enumerate(pieces) if len(piece) == 1]

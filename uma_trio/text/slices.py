@@ -1,7 +1,6 @@
-"""Work on texts of a client's size, a slice at a time.
+"""Work on texts of a client's size in slices, so that other threads get the GIL between two of them.
 
-A method of `str` or a regular expression holds the GIL for the whole text: 30 ms to encode 2 MiB of
-emoji, 800 ms to find markers in them. Between two slices another thread can take the GIL.
+One call holds it for the whole text: 30 ms to encode 2 MiB of emoji, 800 ms to find markers in them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ def digest(kind: str, text: str) -> bytes:
 
 
 def utf8_length(text: str) -> int:
-    """Return the number of bytes of `text` in UTF-8."""
     return len(text) if text.isascii() else sum(len(utf8(part)) for part in slices(text))
 
 
@@ -69,12 +67,9 @@ def stripped(text: str, left: str | None = None, right: str | None = None) -> st
 
 
 def json_text(value: Any) -> str:
-    """Return what ``json.dumps(value, ensure_ascii=False)`` does, written in bounded pieces.
+    """Return ``json.dumps(value, ensure_ascii=False)``; one call of the encoder takes at most 0.3 ms.
 
-    One call of the encoder gets at most 1,024 values and 16,384 characters: 0.3 ms.
-
-    Raises:
-        RecursionError: `value` is nested too deeply.
+    Raises :class:`RecursionError`.
     """
     if is_short(value):
         return json.dumps(value, ensure_ascii=False)
@@ -104,7 +99,7 @@ def _elements(value: Sequence[Any]) -> Iterator[str]:
 
 
 def runs_of(value: Mapping[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Yield the members of an object, as many at once as may be short together."""
+    """Yield the members of an object in runs of at most `RUN`."""
     members = iter(value.items())
     while run := dict(islice(members, RUN)):
         yield run

@@ -1,7 +1,4 @@
-"""A model's chat template: what it is asked to render, and how a request may say so.
-
-Templates are rendered in other processes (:mod:`uma_trio.text.rendering`) from the texts as they are.
-"""
+"""A model's chat template and its parameters. :mod:`uma_trio.text.rendering` renders it elsewhere."""
 
 from __future__ import annotations
 
@@ -52,12 +49,9 @@ _LIKE_CONTROL: Final = re.compile(r"<[|\uff5c].+>|<.+[|\uff5c]>|\[/?[A-Z_]{3,}\]
 class Manner:
     """How a chat is rendered, beyond its messages.
 
-    With `continue_final` the rendered text ends inside the last message, which has to be the
-    assistant's, so that the model goes on with it. Without `begins` it ends behind the last message,
-    where no answer begins. `arguments` are variables of the template;
-    `problem_of` says which are allowed. `effort` is how much the model should reason, and `thinks`
-    whether it should at all, where that is said by itself; :mod:`uma_trio.text.effort` makes arguments
-    of both.
+    With `continue_final` the text ends inside the assistant's last message, which the model continues.
+    Without `begins` no answer begins behind the last message. `arguments` are variables of the template;
+    :mod:`uma_trio.text.effort` adds those of `effort` and `thinks` (whether to reason at all).
     """
 
     continue_final: bool = False
@@ -68,7 +62,7 @@ class Manner:
 
     @property
     def reasons(self) -> bool | None:
-        """Whether the model should reason; None where nothing says."""
+        """Whether the model should reason; None if nothing says."""
         for name, (on, off) in SWITCHES.items():
             if name in self.arguments and (said := self.arguments[name]) in (on, off):
                 return bool(said == on)
@@ -81,7 +75,7 @@ PLAINLY: Final = Manner()
 
 
 def problem_of(arguments: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a request's arguments of the template; None if nothing is."""
+    """Return what is wrong with a request's template arguments; None if nothing is."""
     for name in arguments:
         if name in _OURS:
             return f"names {name}, which is the daemon's own: use the request's fields"
@@ -91,11 +85,7 @@ def problem_of(arguments: Mapping[str, Any]) -> str | None:
 
 
 class ChatTemplate:
-    """One template. Safe to render from several threads at a time, all of which block.
-
-    `specials` are the tokens of the vocabulary that texts can spell. `now` is the clock that templates read the
-    date from.
-    """
+    """One template. Safe to use from several threads, all of which block. `now` is the clock for dates."""
 
     def __init__(
         self,
@@ -106,7 +96,6 @@ class ChatTemplate:
         specials: Sequence[SpecialToken] = (),
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Prepare for a source. Raises :class:`Unrenderable`."""
         if len(source) > MAX_SOURCE:
             raise Unrenderable(f"it is longer than {MAX_SOURCE:,} characters")
         self._now = now
@@ -136,15 +125,10 @@ class ChatTemplate:
         reasoning: str = "",
         reshapes: bool = True,
     ) -> Prompt:
-        """Render messages, ready for the assistant's answer, unless `prompts` or `begins` is false.
+        """Render messages and, unless `prompts` or `begins` is false, the beginning of an answer.
 
-        With `thought`, the markers around the model's reasoning, the reasoning that the template opens is ended if
-        it `closes`, and gone on with behind some `reasoning` that is not empty. With `reshapes` messages that the
-        template refuses are changed.
-
-        Raises:
-            Unrenderable: the template refuses these messages, or there is no final message to go on with.
-            uma_trio.text.rendering.NotRendered: it cannot be rendered now.
+        `thought`, `closes` and `reasoning` are those of :class:`.prompt.Ending`. With `reshapes` messages that
+        the template refuses are changed. Raises :class:`Unrenderable`, or `NotRendered` if it failed for now.
         """
         if manner.continue_final and not _can_go_on(messages):
             raise Unrenderable(
@@ -171,7 +155,6 @@ class ChatTemplate:
 
 
 def _is_marker(text: str, source: str) -> bool:
-    """Whether a token that any text may spell means something to a template, and not only to the tokeniser."""
     return not text.isspace() and (text in source or _LIKE_CONTROL.fullmatch(text) is not None)
 
 

@@ -1,4 +1,4 @@
-"""Reasoning before an answer that is held to something: free, bounded if asked, and then handed over."""
+"""Reasoning in front of a constrained answer: free, or bounded by a budget."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _MOST_SPACE: Final = 8  # tokens of white space between the reasoning and what f
 
 @frozen(eq=False)
 class Markers:
-    """The markers of a model's reasoning: their bytes, and the tokens that the model writes for them.
+    """The markers of a model's reasoning, and the vocabulary.
 
-    `tokens_of` gives the tokens of such bytes, `pieces` the bytes of every token, special ones as a
-    reply shows them; `ends` are the tokens that end an answer.
+    `pieces` are the bytes of every token, special ones as a reply shows them; `ends` end an answer.
     """
 
     tokens_of: Callable[[bytes], Sequence[int]]
@@ -32,10 +31,10 @@ class Markers:
 
 @frozen
 class _At:
-    """Where an answer is.
+    """The state of an answer.
 
-    `seen` is what was read of the marker that is looked for, `n` how many tokens of reasoning there
-    were, `spaces` how many of white space behind it, `forced` the tokens that have to come.
+    `seen` was read of the marker that is expected, `n` counts tokens of reasoning, `spaces` those of white
+    space behind it, `forced` must come next.
     """
 
     phase: Literal["before", "thinking", "behind", "answer"]
@@ -49,10 +48,9 @@ _ANSWER: Final = _At("answer")
 
 
 class Thinking:
-    """Leaves the reasoning of one answer free, and holds what follows to `inner`, if there is one.
+    """Leaves the reasoning of one answer free, and applies `inner` to what follows.
 
-    With a `budget` the reasoning ends behind so many tokens: its closing marker is all that is
-    allowed then. `thinking` says that the prompt has opened it. For one thread at a time.
+    Behind `budget` tokens of reasoning only its closing marker is allowed. `thinking`: the prompt opened it.
     """
 
     __slots__ = ("_at", "_budget", "_inner", "_markers", "_past")
@@ -68,16 +66,13 @@ class Thinking:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process knows what is allowed here."""
         return self._at.phase == "answer" and self._inner is not None and self._inner.elsewhere
 
     @property
     def problem(self) -> str | None:
-        """Which limit leaves no way on, for a message; None if none does."""
         return None if self._inner is None else self._inner.problem
 
     def allows(self, token: int) -> bool:
-        """Whether the answer may go on with `token`; with an end token, whether it may end."""
         at = self._at
         if at.forced:
             return token == at.forced[0]
@@ -88,13 +83,11 @@ class Thinking:
         return self._inner is None or (not at.seen and self._inner.allows(token))
 
     def allowed(self) -> NDArray[np.intp]:
-        """Return all tokens that it may go on with."""
         return (
             self._allowed_here() if self._inner is None or self._is_free else self._inner.allowed()
         )
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once."""
         if self._inner is not None and not self._is_free:
             return self._inner.deferred()
         here = self._allowed_here()
@@ -107,7 +100,6 @@ class Thinking:
         return bool(at.forced or at.phase == "thinking" or (at.seen and at.phase == "before"))
 
     def _allowed_here(self) -> NDArray[np.intp]:
-        """Return what the reasoning allows."""
         at = self._at
         if at.forced:
             return np.array(at.forced[:1], np.intp)
@@ -118,20 +110,17 @@ class Thinking:
         return every if self._inner is None else np.delete(every, sorted(self._markers.ends))
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`."""
         self._past.append(self._at)
         self._at = self._behind(token)
         if self._at.phase == "answer" and self._inner is not None:
             self._inner.accept(token)
 
     def take_back(self) -> None:
-        """Go back to before the latest `accept`."""
         if self._at.phase == "answer" and self._inner is not None:
             self._inner.take_back()
         self._at = self._past.pop()
 
     def _behind(self, token: int) -> _At:
-        """Return where the answer is behind `token`."""
         at, markers = self._at, self._markers
         piece = markers.pieces[token]
         if at.phase == "thinking":
@@ -155,7 +144,6 @@ class Thinking:
         return _At("thinking", seen, n, 0, forced)
 
     def _opens(self, token: int) -> bool:
-        """Whether `token` begins the opening marker or goes on with it."""
         at = self._at
         if at.phase != "before":
             return False
@@ -169,7 +157,6 @@ class Thinking:
         return self._inner is None or bool(at.seen) or not self._inner.allows(token)
 
     def _is_space(self, token: int) -> bool:
-        """Whether `token` is white space between the reasoning and what follows."""
         at = self._at
         if at.phase != "behind" or at.spaces >= _MOST_SPACE:
             return False

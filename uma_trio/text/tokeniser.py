@@ -1,9 +1,8 @@
-"""Text to tokens for one model: part by part, and not twice what was tokenised before.
+"""Text to tokens for one model: part by part, with a cache.
 
-A long text is cut where its tokens are those of its parts (:attr:`Vocabulary.parts_at_lines`, and within a long
-line :meth:`Vocabulary.apart`), so that a text that begins as an earlier one did is tokenised from the last such
-place on. What is remembered of somebody's texts nobody else can find out, not even by how long a text takes: tokens
-are kept by principal, and below that by namespace, as cached prefixes are.
+A long text is cut where its tokens are those of its parts (:attr:`Vocabulary.parts_at_lines` and
+:meth:`Vocabulary.apart`), so that only what differs from an earlier text is tokenised. As cached
+prefixes are, tokens are kept by principal and namespace: nobody can time another one's texts.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _Name = tuple[str, str, str | bytes]  # the namespace, how, the text or its dige
 
 @frozen
 class Whose:
-    """Who may know that a text was tokenised: requests of one namespace of one principal."""
+    """The owner of texts: one namespace of one principal."""
 
     principal: str
     namespace: str
@@ -42,17 +41,17 @@ class Whose:
 
 @define
 class _Shelf:
-    """What is kept for one principal, the entry that was used last at the end."""
+    """The tokens of one principal, in order of use."""
 
     tokens: OrderedDict[_Name, IntArray] = field(factory=OrderedDict)
     n_bytes: int = 0
 
 
 class Remembered:
-    """Tokens by text, at most `budget` bytes of them. Safe to use from any thread.
+    """A cache of tokens by text, of at most `budget` bytes. Safe to use from any thread.
 
-    Where there is no room the principal that holds most loses what it used least recently, and with too
-    many principals the one goes that asked least recently.
+    The principal that holds most loses its least recently used entries; of too many principals the least
+    recent one is dropped.
     """
 
     def __init__(self, budget: int = BUDGET) -> None:
@@ -63,11 +62,10 @@ class Remembered:
 
     @property
     def n_bytes(self) -> int:
-        """The size of everything that is kept."""
         return self._n_bytes
 
     def tokens(self, whose: Whose, text: str, how: str, make: Callable[[], IntArray]) -> IntArray:
-        """Return the tokens of `text`, which `make` makes where nothing is remembered. Not to be changed.
+        """Return the tokens of `text`, which `make` computes on a miss. Not to be changed.
 
         `how` names everything else that the tokens depend on.
         """
@@ -85,7 +83,6 @@ class Remembered:
         return made
 
     def forget(self, principal: str) -> None:
-        """Drop what is remembered of a principal's texts."""
         with self._lock:
             self._drop(principal)
 
@@ -112,7 +109,6 @@ class Remembered:
 
 
 def _digest(text: str) -> str | bytes:
-    """Return a name of a text that no other one has: for most texts a digest, which is short."""
     return text if len(text) <= _SHORT else digest("text", text)
 
 
@@ -126,10 +122,7 @@ _SEAM: Final = re.compile(r"\n(?<=[!-~]\n)(?=[A-Za-z])")
 
 
 class Tokeniser:
-    """The tokens of texts for one vocabulary. Safe to use from any thread.
-
-    Long texts are remembered in parts of at least so many characters.
-    """
+    """The tokens of texts for one vocabulary. Safe to use from any thread."""
 
     def __init__(
         self, vocabulary: Vocabulary, pieces: Sequence[bytes], least_part: int = LEAST_PART
@@ -148,10 +141,10 @@ class Tokeniser:
         *,
         joined: bool = False,
     ) -> IntArray:
-        """Return the tokens (int32) of one part of a longer text, of which none is a control token. Not to be changed.
+        """Return the tokens (int32) of a text without control tokens. Not to be changed.
 
-        Some vocabularies put a space before any text they begin with; in the middle of a text, `joined`, it is
-        left out. Tokens are remembered for `whose` texts these are; None for nobody's.
+        `joined` leaves out the space that some vocabularies put before a text. Tokens are cached for `whose`
+        texts these are; None for nobody's.
         """
         if whose is None or len(text) < _LEAST_REMEMBERED:
             return self._made(text, joined=joined)
@@ -171,11 +164,10 @@ class Tokeniser:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def forget(self, principal: str) -> None:
-        """Drop what is remembered of a principal's texts."""
         self._remembered.forget(principal)
 
     def _apart(self, text: str) -> Iterator[str]:
-        """Yield the parts that the vocabulary takes one by one, as many together as make a part of ours."""
+        """Yield the parts that the vocabulary tokenises one by one, joined to parts of our length."""
         if len(text) <= self._least_part:
             yield text
             return

@@ -20,17 +20,16 @@ def holds(ids: NDArray[np.integer[Any]], token: int) -> bool:
 
 
 class UnderWay:
-    """What is allowed at one place, once `future` has it. Called, it is waited for."""
+    """A set of tokens that another process is computing. Calling it blocks until `future` is done."""
 
     def __init__(self, future: Future[Ids]) -> None:
         self.future = future
 
     def __call__(self) -> Ids:
-        """Return the tokens. Blocks."""
         return self.future.result()
 
     def then(self, change: Callable[[Ids], Ids]) -> UnderWay:
-        """Return the same with `change` made to it, on the thread that ends it."""
+        """Return the same with `change` applied, on the thread that completes it."""
         changed: Future[Ids] = Future()
         changed.set_running_or_notify_cancel()
 

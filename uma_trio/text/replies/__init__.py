@@ -1,14 +1,6 @@
-"""What a model's reply says: its text, its reasoning, its calls of tools.
+"""What a model's reply says: text, reasoning, calls of tools.
 
-A :class:`ReplyFormat` says how a model writes them, a :class:`ReplyParser` reads them from text that
-comes in pieces::
-
-    parser = ReplyParser(PLAIN)
-    for piece in pieces:
-        for event in parser.feed(piece):
-            ...
-    for event in parser.finish():
-        ...
+A :class:`ReplyFormat` says how a model writes them; :meth:`ReplyParser.feed` reads it piece by piece.
 """
 
 from uma_trio.text.replies.events import (

@@ -1,4 +1,4 @@
-"""Calls in a reply, behind their trigger: generators that read a `Source` and tell a `Maker`."""
+"""Calls in a reply, behind their trigger: generators that read a `Source` and drive a `Maker`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ def atoms(marker: str) -> list[str]:
 
 
 def _is_tag(atom: str) -> bool:
-    """Whether a marker is one by itself, as an opening bracket of JSON is not."""
     return atom[0] in "<[" and len(atom) > 3
 
 
 class Calls:
-    """Reads what stands behind the trigger of a syntax: one section of calls, or one call."""
+    """Reads one section of calls, or one call."""
 
     def __init__(self, syntax: CallSyntax, source: Source, maker: Maker) -> None:
         self.syntax = syntax
@@ -75,9 +74,8 @@ class Calls:
     def read(self) -> Steps[None]:
         """Read calls from the trigger on; what turns out to be none is text.
 
-        Where the first markers are missing, and inside the reasoning, only a tool that there is makes
-        it a call: a model may write about calls there. If the reply is cut off before that is certain,
-        what there is of a call is dropped.
+        Without the first markers, and inside reasoning, only a known tool makes it a call: a model may write
+        about calls there. What a reply cut off here has of an uncertain call is dropped.
         """
         source, syntax, maker = self._source, self.syntax, self._maker
         source.keep()
@@ -111,12 +109,10 @@ class Calls:
         maker.text(text)
 
     def _next(self, *, first: bool) -> Steps[bool]:
-        """Read a call, if one stands here."""
         opened = yield from self._opened(first=first)
         return opened and (yield from self._body())
 
     def _opened(self, *, first: bool) -> Steps[bool]:
-        """Skip what goes before a call; before the first one, some of it may be missing."""
         for number, marker in enumerate(self._opens if first else self._opens[:1]):
             if (yield from self._source.take(marker)):
                 self._known_only |= number > 0
@@ -124,14 +120,12 @@ class Calls:
         return False
 
     def _skip(self, markers: Sequence[str]) -> Steps[None]:
-        """Skip those of some markers that stand here."""
         for marker in markers:
             yield from self._source.take(marker)
 
     # --- objects ---
 
     def _object(self) -> Steps[bool]:
-        """Read ``{"name": ..., "arguments": {...}}``, the keys in any order."""
         source = self._source
         if (yield from source.peek()) != "{":
             return False
@@ -166,34 +160,27 @@ class Calls:
         return True
 
     def _is_expected(self, key: str) -> bool:
-        """Whether an object with this key may be a call."""
         syntax = self.syntax
         return not syntax.bare or key in (syntax.name_key, syntax.arguments_key, "type")
 
     def _name_of(self, members: Mapping[str, str]) -> str:
-        """Return the name in an object, "" if there is none, or it has to be known and is not."""
         name = _text_of(members.get(self.syntax.name_key, '""'))
         return name if self._is_taken(name) else ""
 
     def _is_taken(self, name: str) -> bool:
-        """Whether a call of this name is one, for all that is known."""
         return not self._known_only or self._maker.knows(name)
 
     def _id_of(self, members: Mapping[str, str]) -> str:
         return _text_of(members.get(self.syntax.id_key, '""'))
 
     def _begin(self, name: str, id_: str) -> None:
-        """Begin a call: what was read of it is an event and need not be kept. It ends the reasoning.
-
-        Whoever has read its arguments to their end clears `_cut`.
-        """
+        """Begin a call, which ends the reasoning. Code that read all of its arguments clears `_cut`."""
         self._cut = True
         self._maker.thinking = False
         self._maker.start(name, id_)
         self._source.kept = False
 
     def _arguments(self) -> Steps[None]:
-        """Pass arguments on as they come; those that are written as a string, once it is whole."""
         if (yield from self._source.peek()) in ("{", "["):
             self._cut = not (yield from self._source.value(self._maker.arguments))
             return
@@ -218,7 +205,6 @@ class Calls:
     # --- a name, and arguments behind it ---
 
     def _named(self) -> Steps[bool]:
-        """Read a name and the arguments as JSON behind it."""
         source = self._source
         before = ""
         if self._id_close:
@@ -245,7 +231,6 @@ class Calls:
         return False
 
     def _name(self) -> Steps[tuple[str, str]]:
-        """Read a name, and the id that it is part of; both "" if there is none."""
         yield from self._source.peek()
         header = yield from self._source.until(_NOT_NAME, _MAX_NAME)
         if not header or not self.syntax.name_in_id:
@@ -255,7 +240,6 @@ class Calls:
     # --- literals of a language ---
 
     def _literal(self) -> Steps[bool]:
-        """Read a name, and arguments in brackets behind it."""
         source, syntax, maker = self._source, self.syntax, self._maker
         name, _ = yield from self._name()
         if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
@@ -274,7 +258,6 @@ class Calls:
     # --- tags ---
 
     def _tagged(self) -> Steps[bool]:
-        """Read a name, and arguments each in tags."""
         source, syntax, maker = self._source, self.syntax, self._maker
         name, _ = yield from self._name()
         if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
@@ -323,7 +306,7 @@ class Calls:
         return True
 
     def _value(self, name: str, key: str, kinds: frozenset[str]) -> Steps[bool]:
-        """Read a value up to its closing tag: the first one behind which something goes on.
+        """Read a value up to the first closing tag behind which something may follow.
 
         False if the reply ended in it; then its JSON is left open.
         """
@@ -337,10 +320,7 @@ class Calls:
         return (yield from self._maker.value(kinds, partial(self._up_to, closer), read))
 
     def _up_to(self, closer: str, out: Callable[[str], object]) -> Steps[bool]:
-        """Pass a text on up to its closing tag, without the one line end before that.
-
-        False if the reply ended before it.
-        """
+        """Pass on a text up to its closing tag, without a line end before it. False if the reply ended first."""
         source = self._source
         while True:
             text, at = source.text, source.pos
@@ -377,7 +357,6 @@ def _give(out: Callable[[str], object], text: str) -> None:
 
 
 def _text_of(value: str) -> str:
-    """Return the text of a JSON string, of anything else its JSON."""
     try:
         decoded = json.loads(value)
     except (ValueError, RecursionError):
@@ -386,7 +365,6 @@ def _text_of(value: str) -> str:
 
 
 def _unwrapped(arguments: str) -> str:
-    """Return arguments as JSON that may be written as a string of JSON, or left out."""
     if not arguments or arguments == "null":
         return "{}"
     return _text_of(arguments) if arguments.startswith('"') else arguments

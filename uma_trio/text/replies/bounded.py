@@ -1,8 +1,4 @@
-"""Reasoning that is a message of its own among others, as in harmony: bounded by a number of tokens.
-
-Where reasoning has a marker before and behind it, :mod:`uma_trio.text.thinking` bounds it. In harmony
-a reply is several messages, each behind a header, and a grammar spans all of them.
-"""
+"""Bounded reasoning in harmony, where it is a message among others and a grammar spans all of them."""
 
 from __future__ import annotations
 
@@ -29,10 +25,9 @@ CLOSE: Final = "<|end|><|start|>assistant"
 
 @frozen(eq=False)
 class Framing:
-    """How a model writes harmony: the bytes of each token, special ones as markers, and two findings.
+    """How a model writes harmony: the bytes of each token, special ones as markers.
 
-    `close` are the tokens of :data:`CLOSE`, `names` those that the name of the channel of reasoning
-    may begin with.
+    `close` are the tokens of :data:`CLOSE`, `names` those that may begin the name of reasoning's channel.
     """
 
     pieces: Sequence[bytes]
@@ -53,7 +48,7 @@ class Framing:
 
 @frozen
 class _At:
-    """Where a reply is: its last bytes, how many tokens of reasoning it has, what has to come next."""
+    """The state of a reply: its last bytes, its tokens of reasoning, and the tokens that must come next."""
 
     tail: bytes = b""
     n: int = 0
@@ -62,11 +57,9 @@ class _At:
 
 
 class Bounded:
-    """Lets one reply in harmony reason for `budget` tokens, all its messages of reasoning together.
+    """Bounds all reasoning of one reply in harmony to `budget` tokens.
 
-    Behind these tokens the message is closed, and no further one is begun: the next message is an
-    answer or a call. `inner` is what the reply as a whole is held to, if it is. For one thread at a
-    time.
+    Then the message is closed, and the next one is an answer or a call. `inner` constrains the whole reply.
     """
 
     __slots__ = ("_at", "_budget", "_framing", "_inner", "_past")
@@ -80,16 +73,13 @@ class Bounded:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process knows what is allowed here."""
         return not self._at.forced and self._inner is not None and self._inner.elsewhere
 
     @property
     def problem(self) -> str | None:
-        """Which limit leaves no way on, for a message; None if none does."""
         return None if self._inner is None else self._inner.problem
 
     def allows(self, token: int) -> bool:
-        """Whether the reply may go on with `token`; with an end token, whether it may end."""
         at = self._at
         if at.forced:
             return token == at.forced[0]
@@ -98,11 +88,9 @@ class Bounded:
         return self._inner is None or self._inner.allows(token)
 
     def allowed(self) -> NDArray[np.intp]:
-        """Return all tokens that it may go on with."""
         return self.deferred()()
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once."""
         at = self._at
         if at.forced:
             return lambda: np.array(at.forced[:1], np.intp)
@@ -115,14 +103,12 @@ class Bounded:
         return lambda: np.setdiff1d(inner(), names)
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`."""
         if self._inner is not None:
             self._inner.accept(token)
         self._past.append(self._at)
         self._at = self._behind(token)
 
     def take_back(self) -> None:
-        """Go back to before the latest `accept`."""
         self._at = self._past.pop()
         if self._inner is not None:
             self._inner.take_back()
@@ -133,7 +119,6 @@ class Bounded:
         return self._at.n >= self._budget and _NAMED.search(self._at.tail) is not None
 
     def _behind(self, token: int) -> _At:
-        """Return where the reply is behind `token`."""
         at = self._at
         tail = (at.tail + self._framing.pieces[token])[-_TAIL:]
         if at.forced:
@@ -146,7 +131,7 @@ class Bounded:
         return self._spent(_At(tail, at.n + 1, thinking=True))
 
     def _spent(self, at: _At) -> _At:
-        """Return the same place, where the message has to be closed if its budget is spent.
+        """Return the same place; its message must be closed if the budget is spent.
 
         In the middle of a character a grammar takes no marker: then the next token ends that first.
         """

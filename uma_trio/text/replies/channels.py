@@ -68,7 +68,7 @@ def _tag(source: Source) -> Steps[tuple[bool, str, dict[str, str]] | None]:
 
 
 def _call(source: Source, told: Maker | None, tool: str) -> Steps[None]:
-    """Read the arguments of a call up to its end; nobody is `told` of it where none is read."""
+    """Read the arguments of a call up to its end; without a `told` they are dropped."""
     maker = told if told is not None else Maker(str, (), thinking=False)
     maker.thinking = False
     maker.start(tool)

@@ -15,11 +15,10 @@ _SAYS_MORE: Final = frozenset(
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `schema` without room for members that it does not name, where it says nothing of others.
+    """Return `schema` without members that it does not name, where it says nothing of others.
 
-    JSON Schema allows any others then, and a weak model makes arguments up; a function that is called
-    with them fails. It goes into `properties` and `items` only: what is composed of several schemas, or
-    referred to from several places, may get its members from all of them.
+    JSON Schema allows any others then, and a weak model makes arguments up, which fail. Applies to
+    `properties` and `items` only: combined or referenced schemas may get members from each other.
     """
     found = dict(schema)
     properties = found.get("properties")

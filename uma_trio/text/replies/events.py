@@ -11,14 +11,14 @@ from uma_trio.text.chat import Call
 
 @frozen
 class Content:
-    """Text for whoever asked."""
+    """Text for the client."""
 
     text: str
 
 
 @frozen
 class Reasoning:
-    """Text that the model wrote for itself before it answered."""
+    """Text that precedes the answer."""
 
     text: str
 
@@ -61,7 +61,7 @@ class Said:
 
 
 def collect(events: Iterable[Event]) -> Said:
-    """Put the events of one reply together."""
+    """Join the events of one reply."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[CallStart, list[str]]] = []

@@ -43,7 +43,7 @@ def format_from(text: str) -> ReplyFormat:
 
 
 def document_of(made: ReplyFormat) -> dict[str, Any]:
-    """Return a format as a document that `format_from` reads; what is as usual is left out."""
+    """Return a format as a document that `format_from` reads, without what is the default."""
     document: dict[str, Any] = {"name": made.name}
     if made.thought is not None:
         document["thought"] = attrs.asdict(made.thought)
@@ -59,7 +59,6 @@ def document_of(made: ReplyFormat) -> dict[str, Any]:
 
 
 def _made(kind: type[Any], path: str, value: Any) -> Any:
-    """Return a record from an object, whose members have the types of their defaults."""
     if not isinstance(value, dict):
         raise NoFormat(f"{path} must be an object")
     known = {field.name: field for field in attrs.fields(kind)}

@@ -1,7 +1,6 @@
-"""How a model writes its replies: records that parser and grammar are both driven by.
+"""How a model writes its replies: records that drive the parser and the grammar.
 
-White space in a marker is how the model's template writes it, and what a grammar forces. The parser
-takes any white space, or none, where a marker has some, and around it.
+White space in a marker is what a grammar forces; the parser accepts any, or none, in and around it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Style = Literal["object", "named", "tagged", "literal", "harmony", "channels"]
 
 @frozen
 class Thought:
-    """The markers around a model's reasoning, which goes before everything else in a reply."""
+    """The markers around a model's reasoning, which precedes everything else in a reply."""
 
     open: str
     close: str
@@ -23,32 +22,24 @@ class Thought:
 
 @frozen
 class CallSyntax:
-    """How calls stand in a reply: `section_open`, calls with `between` them, `section_close`.
+    """How calls are written: `section_open`, calls with `between` them, `section_close`.
 
-    Each call stands between `open` and `close`, in one of four styles:
+    Each call is between `open` and `close`, in one of these styles:
 
-    * "object": a JSON object with the name under `name_key`, the arguments under `arguments_key` and,
-      if there is one, the id under `id_key`.
-    * "named": the name, `after_name`, the arguments as JSON. With `name_in_id` the name is part of
-      an id such as ``functions.NAME:0``; with `id_open` that and an id may stand behind the name.
-    * "tagged": the name, `after_name`, and each argument as `key_open`, key, `key_close`, value,
-      `value_close` (with ``{}`` for the key); texts stand there as they are, other values as JSON, behind `key_close_json` if
-      the format tells the two apart.
+    * "object": JSON with the name, the arguments and maybe an id under `name_key` and so on.
+    * "named": the name, `after_name`, the arguments as JSON. With `name_in_id` the name is part of an id
+      such as ``functions.NAME:0``; an id may follow `id_open` behind the name, or precede `id_close`.
+    * "tagged": the name, `after_name`, each argument as `key_open`, key, `key_close`, value, `value_close`
+      (``{}`` for the key). Texts are written as they are, others as JSON, behind `key_close_json` if set.
+    * "literal": the name, and literals in the brackets that `after_name` opens: key, `key_close`, value,
+      with texts in `quote`. A quote of one character is Python's, and so are True, False and None.
 
-    * "literal": the name, and the arguments in the brackets that `after_name` opens, as literals of a
-      language: a key, `key_close`, the value, with texts in `quote`. A quote of one character is
-      Python's, and so are the words for true, false and null then.
+    With `message_open`, which the prompt has for the first, a reply is a row of messages: `text_header`,
+    `call_header` (``{}`` for the tool) or the opening of reasoning, up to one of `message_ends`. With a
+    `thought_header` reasoning begins like the others: it is part of the grammar, and not bounded.
 
-    An id may also stand in front of the name, up to `id_close`.
-
-    With `message_open` a reply is a row of messages: each begins with it, but for the first, whose beginning the prompt
-    has, and goes on with `text_header`, `call_header` (with ``{}`` for the name of the tool) or what opens the
-    reasoning. It ends with one of the words in `message_ends`. A `thought_header` is what opens the reasoning where
-    that begins as the other headers do: then the grammar has the reasoning in it, and it has no bound of its own.
-
-    A `bare` syntax has nothing before the first call but punctuation: a reply is one if it begins like
-    one and names a tool that there is. "harmony" and "channels" need no other field: see
-    :mod:`uma_trio.text.replies.harmony` and :mod:`uma_trio.text.replies.channels`.
+    A `bare` reply of calls has only punctuation before the first: it begins like one and names a known tool.
+    "harmony" and "channels" need no other field.
     """
 
     style: Style = "object"
@@ -83,12 +74,11 @@ class CallSyntax:
 
     @property
     def start(self) -> str:
-        """What goes before the first call."""
         return self.section_open + self.open
 
     @property
     def markers(self) -> str:
-        """Everything that stands in a reply for the format's sake."""
+        """Every marker of the format."""
         every = (self.section_open, self.section_close, self.between, self.open, self.close)
         inner = (self.id_open, self.after_name, self.key_open, self.key_close, self.value_close)
         around = (self.message_open, self.text_header, self.call_header, self.message_ends)
@@ -97,10 +87,9 @@ class CallSyntax:
 
 @frozen
 class ReplyFormat:
-    """How a model marks reasoning and calls of tools in its replies.
+    """How a model marks reasoning and calls in its replies.
 
-    `source` says where the record comes from: "derived" from the template, "built in", "file",
-    "generic" where the model was not trained to call tools, or "none".
+    `source` is "derived" (from the template), "built in", "file", "generic" (not trained to call) or "none".
     """
 
     name: str

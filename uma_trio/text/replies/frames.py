@@ -1,7 +1,4 @@
-"""Replies that are rows of messages, each with a header: those of Muse and Solar Open.
-
-What stands in a message is read as in any other reply. Harmony and Kimi K3's channels have readers of their own.
-"""
+"""Replies that are rows of messages, each with a header: those of Muse and Solar Open."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Frames:
         self._ends = tuple(syntax.message_ends.split())
 
     def read(self, calls: Calls | None) -> Steps[None]:
-        """Read messages, but for reasoning in front of them."""
+        """Read messages, except for reasoning in front of them."""
         source = self._source
         triggers = () if calls is None else calls.triggers
         yield from self._header()
@@ -54,7 +51,6 @@ class Frames:
                 self._maker.text(source.through(found[0]))
 
     def _header(self) -> Steps[bool]:
-        """Skip headers, if any stand here, and read the reasoning that they open."""
         source = self._source
         found = False
         while True:

@@ -1,7 +1,6 @@
-"""Grammars of replies, in llguidance's Lark: the same record that drives the parser, forwards.
+"""Grammars of replies in llguidance's Lark, from the record that drives the parser.
 
-What a grammar forces is written as the model's template writes it. Markers that are special tokens
-stand in it as tokens, all others as text.
+They force what the model's template writes. Markers that are special tokens are tokens in them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Special = Callable[[str], int | None]
 
 @frozen
 class Offer:
-    """A tool as a grammar needs it: its name and the schema that its arguments are held to."""
+    """A tool as a grammar needs it; its arguments are held to `schema`."""
 
     name: str
     schema: Mapping[str, Any]
@@ -58,7 +57,7 @@ def grammar_of(
 ) -> str:
     """Return the grammar of a reply that may, or must, call one of `offers`.
 
-    Where it need not call, `answer` is the grammar of a reply that does not; only any text may also precede calls.
+    `answer` is the grammar of a reply without calls; only any text may also precede calls.
     """
     writer = _Writer(syntax, special, beside_json=answer != _ANY_TEXT)
     bodies = " | ".join(f"body_{index}" for index in range(len(offers)))
@@ -102,7 +101,7 @@ def grammar_of(
 def answer_of(shape: Shape, style: Mapping[str, Any]) -> str | None:
     """Return the grammar of an answer of a shape, JSON in a `style`, as a part of another grammar.
 
-    None for regular expressions and grammars, which cannot stand in another one.
+    None for regular expressions and grammars, which cannot be part of another one.
     """
     if shape.kind == "schema":
         schema = {**json.loads(shape.text), "x-guidance": style}
@@ -125,7 +124,7 @@ class _Writer:
         self.literals = LiteralRules(syntax, self.marker)
 
     def marker(self, text: str) -> str:
-        """Write a marker: special tokens as tokens, the rest as text."""
+        """Write special tokens as tokens, the rest as text."""
         parts: list[str] = []
         literal = ""
         for atom in _ATOM.findall(text):
@@ -138,7 +137,6 @@ class _Writer:
         return " ".join(part for part in [*parts, _literal(literal)] if part)
 
     def body(self, index: int, offer: Offer) -> str:
-        """Write the rule of a call of one tool."""
         syntax, name = self._syntax, f"body_{index}"
         if syntax.style == "tagged":
             return self._tagged(name, offer)
@@ -227,13 +225,11 @@ class _Writer:
         return f"{name}: {head} {arguments}"
 
     def harmony(self, bodies: str, rules: list[str], choice: ToolChoice, answer: str) -> str:
-        """Write the grammar of a reply in harmony, its reasoning included."""
         if choice.mode == "required":
             return self._behind_thought(f"({bodies})", rules)
         return self._behind_thought(f"({bodies} | {self.marker(_FINAL)} {answer})", rules)
 
     def final(self, answer: str) -> str:
-        """Write the grammar of a framed reply without calls."""
         if self._syntax.style == "channels":
             return self._channels(f"{answer} {self.marker(_RESPONDED)}", [])
         if self._syntax.message_open:
@@ -241,7 +237,6 @@ class _Writer:
         return self._behind_thought(f"{self.marker(_FINAL)} {answer}", [])
 
     def _channel_call(self, name: str, offer: Offer) -> str:
-        """Write a call whose arguments stand in tags of their types."""
         schema = offer.schema
         properties = schema.get("properties")
         rules: list[str] = []
@@ -265,7 +260,6 @@ class _Writer:
         return "\n".join([body, *rules])
 
     def _argument(self, part: Any, kind: str, whole: Mapping[str, Any]) -> str:
-        """Write a value of one type: a text as it is, anything else as JSON."""
         schema = part if isinstance(part, dict) else {}
         words = schema.get("enum")
         if kind == "string":
@@ -279,7 +273,6 @@ class _Writer:
         return f"%json {json_text(alone)}"
 
     def channels(self, rules: list[str], bodies: str, choice: ToolChoice, answer: str) -> str:
-        """Write the grammar of a reply in channels, behind its reasoning."""
         more = f"(body){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
         opened, closed = self.marker("<|open|>tools<|sep|>"), self.marker("<|close|>tools<|sep|>")
         called = f"{opened} body {more} {closed}"
@@ -299,7 +292,6 @@ class _Writer:
     def frames(
         self, rules: list[str], offers: Sequence[Offer], choice: ToolChoice, answer: str
     ) -> str:
-        """Write the grammar of a reply in messages, behind its reasoning."""
         syntax = self._syntax
         opened, closed = self.marker(syntax.open), self.marker(syntax.close)
         has_name = "{}" in syntax.call_header

@@ -62,7 +62,6 @@ def _begins(source: Source) -> Steps[bool]:
 
 
 def _body(source: Source, maker: Maker, header: str, *, calls: bool) -> Steps[None]:
-    """Read the text of a message, and what ends it."""
     recipient = _RECIPIENT.search(header) if calls else None
     if recipient is not None and recipient[1] == "assistant":  # which is the model itself
         recipient = None

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - DeepSeek writes its markers with wide bars
-"""Formats of model families whose templates do not tell them, or not wholly."""
+"""Formats of model families whose templates do not show them, or not wholly."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Ids = Literal["any", "nine", "numbered"]
 
 @frozen
 class Family:
-    """A family, known by what stands in its templates. `ids` is as in the template's habits.
+    """A family, recognised by `marks` in its templates; `ids` as in :class:`.documents.Habits`.
 
-    Of framed replies `thought` are the markers around reasoning, which a template does not tell.
+    `thought` are the markers around reasoning in framed replies, which a template does not show.
     """
 
     name: str
@@ -203,10 +203,7 @@ FAMILIES: Final = (
 
 
 def format_of(derived: Derived, source: str) -> tuple[ReplyFormat, Ids]:
-    """Return the format of a model: what its template tells, else its family's, else a generic one.
-
-    And which ids its template wants.
-    """
+    """Return a model's format (its template's, its family's, or a generic one) and the ids it expects."""
     family = next((f for f in FAMILIES if all(mark in source for mark in f.marks)), None)
     if family is not None and family.calls.framed:
         return ReplyFormat(family.name, "built in", family.thought, family.calls), family.ids

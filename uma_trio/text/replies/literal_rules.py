@@ -1,7 +1,6 @@
-"""Rules of a grammar for arguments that are literals of a language: the other direction of `notation`.
+"""Grammar rules for arguments that are literals of a language: the inverse of `notation`.
 
-They hold to names, types, words and required members. Bounds of numbers, lengths and patterns of texts
-are left to the model, and so is what a reference leads to.
+They enforce names, types, words and required members, but no bounds, lengths, patterns or references.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PYTHON_TEXT: Final = r'/"([^"\\\n]|\\.)*"/' + r" | /'([^'\\\n]|\\.)*'/"
 
 
 class LiteralRules:
-    """Writes the rules of one syntax. `marker` writes a text of the format's own."""
+    """Writes the rules of one syntax. `marker` writes a marker of the format."""
 
     def __init__(self, syntax: CallSyntax, marker: Callable[[str], str]) -> None:
         self._python = len(syntax.quote) == 1
@@ -31,7 +30,6 @@ class LiteralRules:
         self._words = ("True", "False", "None") if self._python else ("true", "false", "null")
 
     def common(self) -> list[str]:
-        """Return the rules that all calls use."""
         quote = self._marker(self._quote)
         if self._python:
             text = [f"lit_text: {_PYTHON_TEXT}"]
@@ -52,7 +50,7 @@ class LiteralRules:
         ]
 
     def arguments(self, name: str, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
-        """Return what stands between the brackets of a call, and the rules for it."""
+        """Return what is between the brackets of a call, and the rules for it."""
         rules: list[str] = []
         if not _properties(schema) and schema.get("additionalProperties") is not False:
             return f"(lit_argument ({self._comma} lit_argument)*)?", rules
@@ -118,7 +116,6 @@ class LiteralRules:
         return _literal(f"{word!r}: " if self._python else f"{word}:")
 
     def _word(self, value: Any) -> str:
-        """Write a value that is given."""
         if value is None or isinstance(value, bool):
             return _literal(self._words[(True, False, None).index(value)])
         if isinstance(value, str):

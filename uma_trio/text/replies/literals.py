@@ -1,4 +1,4 @@
-"""Values that stand in a reply as text: which JSON they are, by what an argument's schema allows."""
+"""Values that are written as text in a reply: which JSON they are, by the argument's schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 def kinds_of(schema: Any) -> frozenset[str]:
-    """Return the types that a schema allows, as far as it says so at its top; none if it does not."""
+    """Return the types that a schema allows, as far as its top says so; none if it does not."""
     if not isinstance(schema, dict):
         return frozenset()
     kind = schema.get("type")
@@ -44,10 +44,10 @@ def kinds_of(schema: Any) -> frozenset[str]:
 
 
 def json_of(text: str, kinds: frozenset[str]) -> str:
-    """Return the JSON of a value: itself, what it is in Python, or a string that holds it.
+    """Return the JSON of a value: itself, that of a Python literal, or a string that holds it.
 
-    Templates that write a value without turning it into JSON write ``True`` and ``None``, so models
-    do. Where only some `kinds` are allowed, and texts are, a value of another kind is a text.
+    Templates that do not write JSON write ``True`` and ``None``, and so do models. A value that is none of
+    the `kinds`, where texts are allowed, is a text.
     """
     try:
         value = json.loads(text, parse_constant=_no_number)
@@ -64,9 +64,9 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
 
 
 def elements_of(mark: str, schema: Any, text: str, kinds: frozenset[str]) -> str:
-    """Return the JSON of a value whose members stand in elements, each tag behind `mark`.
+    """Return the JSON of a value whose members are elements, each tag behind `mark`.
 
-    Lists have elements of the name ``item``. What is no such value is read by `json_of`.
+    Lists have elements of the name ``item``. Anything else is read by `json_of`.
     """
     root: list[tuple[str, Any]] = []
     stack, said, schemas = [root], [text.partition(mark)[0]], [schema]
@@ -96,7 +96,6 @@ def _member(schema: Any, key: str) -> Any:
 
 
 def _element(members: list[tuple[str, str]], said: str, schema: Any) -> str:
-    """Return the JSON of an element of which the members are read, or which is a text."""
     kinds = kinds_of(schema)
     if not members:
         empty = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}.get(kinds - {"null"})

@@ -1,4 +1,4 @@
-"""Makes the events of a reply, and passes text on up to where something else begins."""
+"""Makes the events of a reply, and passes on text up to where something else begins."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ from uma_trio.text.surrogates import in_utf8
 
 
 class Maker:
-    """The events of one reply, as they are made; it knows the request's tools.
-
-    `thinking` says whether what comes next is reasoning.
-    """
+    """The events of one reply, for a request's tools. `thinking`: what comes next is reasoning."""
 
     __slots__ = ("_ids", "_n", "_tools", "events", "thinking")
 
@@ -38,26 +35,21 @@ class Maker:
         self._tools = {tool.name: tool for tool in tools}
 
     def taken(self) -> list[Event]:
-        """Return the events since the last call."""
         events, self.events = self.events, []
         return events
 
     def text(self, text: str) -> None:
-        """Add text: reasoning, or content."""
         if text:
             self.events.append(Reasoning(text) if self.thinking else Content(text))
 
     def content(self, text: str) -> None:
-        """Add content."""
         if text:
             self.events.append(Content(text))
 
     def start(self, name: str, id: str = "") -> None:  # noqa: A002
-        """Begin a call, under the id that the model gave it, if it did."""
         self.events.append(CallStart(self._n, id or self._ids(), in_utf8(name)))
 
     def arguments(self, text: str) -> None:
-        """Go on with its arguments."""
         if text:
             self.events.append(Arguments(self._n, in_utf8(text)))
 
@@ -67,9 +59,9 @@ class Maker:
         through: Callable[[Out], Steps[bool]],
         read: Callable[[str, frozenset[str]], str] = json_of,
     ) -> Steps[bool]:
-        """Add an argument of one of these kinds, whose text `through` reads up to its closing tag.
+        """Add an argument of these kinds, whose text `through` reads up to its closing tag.
 
-        `read` returns the JSON of a text, and which kinds it may be. False if the reply ended in it; then its JSON is left open.
+        `read` returns the JSON of a text. False if the reply ended in it; then its JSON is left open.
         """
         if kinds == TEXT:
             self.arguments('"')
@@ -83,20 +75,19 @@ class Maker:
         return whole
 
     def end(self, *, cut: bool) -> None:
-        """End it; `cut` says that its arguments are not whole."""
+        """End the call; `cut`: its arguments are not whole."""
         self.events.append(CallEnd(self._n, cut))
         self._n += 1
 
     def knows(self, name: str) -> bool:
-        """Whether there is such a tool."""
         return name in self._tools
 
     def kinds(self, name: str, key: str) -> frozenset[str]:
-        """Return the types that an argument may have by its tool's schema; none if that does not say."""
+        """Return the types that an argument may have by its tool's schema; none if unknown."""
         return kinds_of(self.schema(name, key))
 
     def schema(self, name: str, key: str) -> Any:
-        """Return what a tool's schema says of an argument; None if that is nothing."""
+        """Return the schema of a tool's argument; None if there is none."""
         tool = self._tools.get(name)
         properties: Any = {} if tool is None else tool.parameters.get("properties")
         return properties.get(key) if isinstance(properties, dict) else None
@@ -105,10 +96,10 @@ class Maker:
 def pass_on(
     source: Source, maker: Maker, triggers: tuple[str, ...], *, trims: bool = True
 ) -> Steps[str]:
-    """Pass text on up to one of `triggers`, and return it; "" at the end of the reply.
+    """Pass on text up to one of `triggers`, and return it, unread; "" at the end of the reply.
 
-    The trigger is not read yet. With `trims` neither is the white space before it. What may be the
-    beginning of a trigger is text if the model ended the reply there, and dropped if it was cut off.
+    With `trims` the white space before it is not read either. What may begin a trigger at the end is text if
+    the model ended the reply, and dropped if it was cut off.
     """
     pattern = _before(triggers, trims)
     firsts = "".join({trigger[0] for trigger in triggers})

@@ -1,8 +1,7 @@
-"""Arguments that a format writes as literals of a language, not as JSON: read as JSON while they come.
+"""Arguments written as literals of a language instead of JSON: read as JSON while they come.
 
-Python's calls (``look(what="x", n=None)``) and Gemma's (``look{what:<|"|>x<|"|>}``) differ in their
-brackets, in what stands behind a key, and in their quotes. Whatever is not whole when the reply ends
-stays open.
+Python's calls (``look(what="x", n=None)``) and Gemma's (``look{what:<|"|>x<|"|>}``) differ in brackets,
+keys and quotes. What is not whole at the end of the reply stays open.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def inside(text: str) -> str:
 
 
 class Literals:
-    """Reads values of one notation from a source. `quote` is its own; usual quotes are read, too."""
+    """Reads values of one notation. `quote` is its own; usual quotes are read, too."""
 
     __slots__ = ("_quotes", "_source")
 
@@ -61,7 +60,7 @@ class Literals:
     def members(
         self, close: str, out: Out, kinds: Callable[[str], frozenset[str]], depth: int = 0
     ) -> Steps[bool]:
-        """Read members up to the bracket that closes them, and that; false if it does not come.
+        """Read members and the bracket that closes them; false if it does not come.
 
         Their JSON goes to `out`, without brackets. `kinds` are the types that a member may have.
         """
@@ -77,7 +76,7 @@ class Literals:
         return item is None
 
     def _next(self, close: str) -> Steps[bool | None]:
-        """Go to the next item; None if the bracket that closes it came instead, false if the reply ended."""
+        """Go to the next item; None behind the closing bracket, false if the reply ended."""
         source = self._source
         while char := (yield from source.peek()):
             source.pos += char in (close, ",")
@@ -88,7 +87,6 @@ class Literals:
         return False
 
     def _items(self, close: str, out: Out, depth: int) -> Steps[bool]:
-        """Read the items of a list up to the bracket that closes it, and that."""
         separator = ""
         while item := (yield from self._next(close)):
             out(separator)
@@ -140,7 +138,6 @@ class Literals:
         return True
 
     def _quote(self) -> Steps[str]:
-        """Read an opening quote; "" if none stands here."""
         first = yield from self._source.peek()
         for quote in self._quotes:
             if first and quote[0] == first and (yield from self._source.take(quote)):

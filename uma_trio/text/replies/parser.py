@@ -17,20 +17,18 @@ from uma_trio.text.replies.source import Source, Steps, compact
 
 
 def new_id() -> str:
-    """Return an id of a call: nine letters and digits, which every family's template takes."""
+    """Return an id of nine letters and digits, which every family's template accepts."""
     return f"c{secrets.token_hex(4)}"
 
 
 class ReplyParser:
-    """Reads one reply of a model that writes by `format`.
+    """Reads one reply in a `format`.
 
-    How the text is cut into pieces changes nothing but how the events are cut. Text that is not what
-    the format expects comes back as :class:`Content`: nothing is lost but markers and the white
-    space around them, and nothing is raised. Once a call has begun, what follows up to its end is its
-    arguments, JSON or not. Arguments whose end has not come are never whole JSON. `thinking` says that
-    the prompt opened the reasoning already, `continued` that some of it stands there, so that white
-    space at the beginning is part of it. `tools` are those of the request: they tell texts from other
-    values where calls are tagged. Without `calls`, markers of calls are text.
+    How the text is cut into pieces only changes how events are cut. Unexpected text is :class:`Content`:
+    nothing is lost but markers and white space around them, and nothing raises. What follows the beginning
+    of a call is its arguments, JSON or not; without their end they are never whole JSON. The prompt may have
+    opened reasoning (`thinking`), with some of it (`continued`: white space at the beginning belongs to it).
+    The request's `tools` separate texts from other values in tags. Without `calls`, their markers are text.
     """
 
     __slots__ = ("_continued", "_format", "_maker", "_run", "_source")
@@ -66,7 +64,6 @@ class ReplyParser:
         return self._maker.thinking
 
     def feed(self, text: str) -> list[Event]:
-        """Take the next piece of the reply; return what it says for certain."""
         if not text:
             return []
         self._source.feed(text)
@@ -74,10 +71,10 @@ class ReplyParser:
         return self._maker.taken()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Return what was held back; the reply is over, and nothing may be fed behind it.
+        """Return what was held back; the reply is over.
 
-        If it was `cut`, by a bound or a stop string, what has begun like a call or a marker is dropped:
-        it would have become one. If the model ended it, that is text.
+        What has begun like a call or a marker is dropped if the reply was `cut` (by a bound or a stop string),
+        and text if the model ended it.
         """
         self._source.ended = True
         self._source.cut = cut
@@ -112,7 +109,7 @@ class ReplyParser:
     def _think(self, thought: Thought, calls: Calls | None) -> Steps[None]:
         """Read reasoning up to its closing marker, or to a call: models forget to close it then.
 
-        What stands in the middle of a line is talk about calls, unless it is a control token.
+        In the middle of a line only a control token begins a call.
         """
         source, maker = self._source, self._maker
         continued = self._continued and maker.thinking

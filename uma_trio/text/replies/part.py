@@ -10,10 +10,9 @@ _NOWHERE: Final = object()
 
 
 def part_of(whole: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `schema`, a part of `whole`, so that it means the same where `whole` is not around it.
+    """Return `schema`, a part of `whole`, with everything that it references under ``$defs``.
 
-    What its references lead to, wherever in `whole`, comes along under ``$defs``. References that
-    lead nowhere, or out of `whole`, stay as they are.
+    References that lead nowhere, or out of `whole`, stay as they are.
     """
     names: dict[str, str] = {}
     moved: dict[str, Any] = {}
@@ -43,7 +42,6 @@ def part_of(whole: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, An
 
 
 def _target(whole: Mapping[str, Any], reference: str) -> Any:
-    """Return what a JSON pointer such as ``#/properties/a`` leads to."""
     root, *steps = unquote(reference).split("/")
     if root != "#":
         return _NOWHERE
