@@ -59,7 +59,7 @@ ALLOWED = {
     "uma_trio.text.constrain": {
         *("numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
     },
-    "uma_trio.http.wire.pieces": {"attrs", "msgspec", "numpy", "uma_trio.text.surrogates"},
+    "uma_trio.http.wire.pieces": {"attrs", "msgspec", "numpy", "uma_trio.text.slices"},
     "uma_trio.text.grammars": {"llguidance", "uma_trio.text.shape"},
     "uma_trio.text.shape_worker": {"llguidance", "msgspec", "uma_trio.confined", "uma_trio.text"},
     "uma_trio.text.confinement": {
@@ -135,7 +135,7 @@ ALLOWED = {
         "uma_trio.sizes",
         "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.slices"),
-        "uma_trio.text.annotations",
+        "uma_trio.text.schemas",
     },
     "uma_trio.http.wire.encodings": {"attrs", "backports", "compression"},
     "uma_trio.http.explain": {"msgspec", "uma_protocol", "uma_trio.http", "uma_trio.stories"},

@@ -17,8 +17,8 @@ from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
 from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.grammar import Offer, grammar_of
-from uma_trio.text.replies.part import part_of
 from uma_trio.text.replying import Loosened, Replies
+from uma_trio.text.schemas import part_of
 from uma_trio.text.shape import Shape
 from uma_trio.text.thinking import Thinking
 

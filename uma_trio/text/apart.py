@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from uma_trio.confined.workers import Worker
+from uma_trio.text.constraint import NONE, Ids, UnderWay, holds
 from uma_trio.text.shape_worker import ACCEPT, ALLOWED, FAILED, RESET, STEP, TAKE_BACK, WORN
-from uma_trio.text.under_way import NONE, Ids, UnderWay, holds
 
 # A caller that cannot go on without the answer waits so long: what a step in the daemon may take.
 _AT_ONCE_S: Final = 0.020

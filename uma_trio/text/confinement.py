@@ -1,6 +1,6 @@
 """Shapes are compiled here first, in a process that can be killed and reports the costs.
 
-Shapes that pass are compiled in the daemon if they are plain (:mod:`.plain`) and small, and otherwise
+Shapes that pass are compiled in the daemon if they are plain (:mod:`.shape_worker`) and small, and otherwise
 followed in a process of their own. Refusals are remembered.
 """
 
@@ -30,8 +30,7 @@ from uma_trio.confined.workers import (
 )
 from uma_trio.telemetry.shapes import ShapeFigures
 from uma_trio.text.apart import ApartFollower, Fate, Started
-from uma_trio.text.patience import waits_until
-from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
+from uma_trio.text.shape import NotChecked, Shape, Unconstrainable, waits_until
 from uma_trio.text.shape_worker import STEP_S, Check, Follow, Known, Verdict
 from uma_trio.text.slices import digest
 

@@ -2,31 +2,102 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, product
+from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
-from uma_trio.text.effort import Efforts, efforts_of
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies.derive import PROBING_S, derive
 from uma_trio.text.replies.format import PLAIN, ReplyFormat
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.reshaping import Kind
-from uma_trio.text.template import ChatTemplate, Manner
+from uma_trio.text.template import SWITCHES, ChatTemplate, Manner
+
+_MEASURES: Final = ("reasoning_effort", "thinking_effort")
+_WORDS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_NONE: Final = "no_think"  # another word for "none": Hy3
+# A template in harmony writes any word; the model knows these.
+# https://cookbook.openai.com/articles/openai-harmony
+_HARMONY: Final = ("low", "medium", "high")
+
+Render = Callable[[Mapping[str, Any]], str]
+"""Renders a prompt with these variables; "" if the template refuses them."""
+
+
+@frozen
+class Efforts:
+    """What a template understands of reasoning.
+
+    `switches` are the variables that turn it on and off, `by_default` its state without them (None: no
+    switch). `words` maps, for each variable of the amount, a request's words to the template's.
+    """
+
+    switches: tuple[str, ...] = ()
+    by_default: bool | None = None
+    words: Mapping[str, Mapping[str, str]] = field(factory=dict)
+
+    def told(self, manner: Manner) -> Manner:
+        """Return a manner with these arguments; those of the request have precedence."""
+        told: dict[str, Any] = {}
+        if manner.reasons is not None:
+            told |= {name: SWITCHES[name][not manner.reasons] for name in self.switches}
+        word = "none" if manner.effort is None and manner.thinks is False else manner.effort
+        for name, words in self.words.items():
+            if word is not None and word in words:
+                told[name] = words[word]
+        return evolve(manner, arguments={**told, **manner.arguments})
+
+
+def efforts_of(render: Render, source: str, *, harmony: bool) -> Efforts:
+    """Probe a template. Renders at most 27 prompts."""
+    plain = render({})
+    switches: list[str] = []
+    by_default: bool | None = None
+    for name in _named(SWITCHES, source):
+        on, off = [render({name: value}) for value in SWITCHES[name]]
+        if on and off and on != off:
+            switches.append(name)
+            by_default = {on: True, off: False}.get(plain, by_default)
+    words: dict[str, dict[str, str]] = {}
+    for name in _named(_MEASURES, source):
+        turned_on = {switch: SWITCHES[switch][0] for switch in switches}
+        taken = _HARMONY if harmony else [w for w in _WORDS if render({**turned_on, name: w})]
+        words[name] = _nearest(taken, switched=bool(switches))
+        if not harmony and "none" not in taken and render({**turned_on, name: _NONE}):
+            words[name] |= {"none": _NONE}
+    return Efforts(tuple(switches), by_default, words)
+
+
+def _named(names: Iterable[str], source: str) -> list[str]:
+    return [name for name in names if re.search(rf"\b{name}\b", source)]
+
+
+def _nearest(taken: Sequence[str], *, switched: bool) -> dict[str, str]:
+    """Return for each word the nearest one of `taken`, of two the larger one; only "none" becomes "none"."""
+    places = [_WORDS.index(word) for word in taken if word != "none"]
+    found: dict[str, str] = {}
+    for place, word in enumerate(_WORDS):
+        if word in taken:
+            found[word] = word
+        elif places and (word != "none" or not switched):
+            found[word] = _WORDS[min(places, key=lambda other: (abs(other - place), -other))]
+    return found
+
 
 _TOOL = Tool(
     "look",
     "Look.",
     {"type": "object", "properties": {"what": {"type": "string", "description": "What."}}},
 )
-_WORDS = ("qzone", "qztwo")  # arguments of calls, in no template's own text
+_ARGUMENTS = ("qzone", "qztwo")  # arguments of calls, in no template's own text
 
 
 @frozen
@@ -94,7 +165,7 @@ class Derivation:
             except Unrenderable:
                 refused.append(name)
                 continue
-            first, second = (word in prompt.text for word in _WORDS)
+            first, second = (word in prompt.text for word in _ARGUMENTS)
             if name.endswith("two calls"):
                 parallel &= Kind.SPLIT_CALLS not in prompt.reshaped and first <= second
         return evolve(self, takes_parallel_calls=parallel, refused=tuple(refused))
@@ -143,29 +214,15 @@ def _answers() -> Iterator[tuple[str, list[Message]]]:
             continue
         calls = [
             Call(f"call0000{number}", "look", f'{{"what": "{word}"}}')
-            for number, word in enumerate(_WORDS[:n])
+            for number, word in enumerate(_ARGUMENTS[:n])
         ]
         if cut:
             calls[-1] = evolve(calls[-1], arguments=calls[-1].arguments[:-2])
         results = [Message("tool", "Seen.", call_id=call.id, name="look") for call in calls]
         answer = Message("assistant", text, tuple(calls), reasoning=thought)
-        said = [
-            ("thoughts", thought),
-            ("text", text),
-            ("one call", n == 1),
-            ("two calls", n == 2),
-            ("cut", cut),
-        ]
-        name = ", ".join([word for word, has in said if has])
-        yield (
-            name,
-            [
-                Message("user", "Look."),
-                answer,
-                *results,
-                *([] if n else [Message("user", "Well?")]),
-            ],
-        )
+        parts = ("thoughts", "text", "one call", "two calls", "cut")
+        name = ", ".join(compress(parts, (thought, text, n == 1, n == 2, cut)))
+        yield name, [Message("user", "Look."), answer, *(results or [Message("user", "Well?")])]
 
 
 def _wants_parts(template: ChatTemplate) -> bool:
@@ -173,11 +230,13 @@ def _wants_parts(template: ChatTemplate) -> bool:
     shown: list[bool] = []
     for habits in (NO_HABITS, Habits(content_as_parts=True)):
         try:
-            prompt = template.render([Message("user", _WORDS[0])], habits=habits, reshapes=False)
+            prompt = template.render(
+                [Message("user", _ARGUMENTS[0])], habits=habits, reshapes=False
+            )
         except Unrenderable:
             shown.append(False)
         else:
-            shown.append(_WORDS[0] in prompt.text)
+            shown.append(_ARGUMENTS[0] in prompt.text)
     return shown == [False, True]
 
 

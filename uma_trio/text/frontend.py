@@ -13,17 +13,17 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
 from uma_trio.backend.base import IntArray, SpecialToken, Vocabulary
 from uma_trio.text import telling
-from uma_trio.text.asked import Chat
-from uma_trio.text.asked import Prompt as Asked
-from uma_trio.text.chat import Message, Tool
+from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
+from uma_trio.text.constraint import Constraint
 from uma_trio.text.derivation import Derivation, Finding
-from uma_trio.text.prompt import NoTemplate, Prompt, Unrenderable
+from uma_trio.text.prompt import NoTemplate, Unrenderable
+from uma_trio.text.prompt import Prompt as Rendered
 from uma_trio.text.rendering import NotRendered
-from uma_trio.text.replies import ReplyFormat
+from uma_trio.text.replies import ReplyFormat, ReplyParser
 from uma_trio.text.replying import Replies
 from uma_trio.text.slices import is_blank
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
@@ -32,6 +32,38 @@ from uma_trio.text.tokeniser import Tokeniser, Whose
 if TYPE_CHECKING:
     from uma_trio.text.confinement import Confinement
     from uma_trio.text.constrain import Grammarian
+
+
+@frozen
+class Chat:
+    """A conversation to render by the model's chat template, with the `tools` that the model may call."""
+
+    messages: tuple[Message, ...]
+    manner: Manner = PLAINLY
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = AUTO
+
+
+Prompt = str | Chat | IntArray
+"""Text, a conversation, or tokens (int32), which are taken as they are."""
+
+
+@frozen(eq=False)
+class Prepared:
+    """Everything that one answer needs before it is submitted.
+
+    Without a `parser` the whole answer is text. `loosened` names the tools whose schema is not wholly
+    enforced, `pieces` are the bytes of each token where the reader needs special tokens as text, and
+    `reshaped` lists the changes that the chat template needed.
+    """
+
+    tokens: IntArray
+    constraint: Constraint | None = None
+    parser: ReplyParser | None = None
+    loosened: tuple[str, ...] = ()
+    pieces: Sequence[bytes] | None = None
+    reshaped: tuple[str, ...] = ()
+
 
 _SPACE: Final = " \t\n\v\f\r"  # isspace(3), as llama.cpp strips
 
@@ -95,7 +127,7 @@ class FrontEnd:
         found, template, _ = self.finding.get()
         return None if template is None else found
 
-    def tokens_of(self, prompt: Asked, whose: Whose | None = None) -> Tokenised:
+    def tokens_of(self, prompt: Prompt, whose: Whose | None = None) -> Tokenised:
         """Return the tokens of any prompt. Raises :class:`Unrenderable`."""
         if isinstance(prompt, str):
             return Tokenised(self.prepare_prompt(prompt, whose))
@@ -155,7 +187,7 @@ class FrontEnd:
 
     def prompt(
         self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
-    ) -> Prompt:
+    ) -> Rendered:
         """Return a chat as the template writes it; what has no place in it is described as text.
 
         Raises :class:`Unrenderable`.
@@ -174,7 +206,7 @@ class FrontEnd:
             manner = evolve(manner, continue_final=False, begins=True)
         is_off = manner.thinks is False or manner.effort == "none"
         refusal: Unrenderable | None = None
-        prompt: Prompt | None = None
+        prompt: Rendered | None = None
         for told in telling.told(messages, tools, found.format, tells_tools=found.tells_tools):
             try:
                 prompt = template.render(
@@ -246,7 +278,7 @@ class FrontEnd:
     def _controls(self) -> dict[str, SpecialToken]:
         return {special.text: special for special in self._specials if special.is_control}
 
-    def _tokens(self, prompt: Prompt, whose: Whose | None) -> Iterator[IntArray]:
+    def _tokens(self, prompt: Rendered, whose: Whose | None) -> Iterator[IntArray]:
         edges = [0, *prompt.specials, len(prompt.text)]
         texts = [prompt.text[start:end] for start, end in pairwise(edges)]
         for number, text in enumerate(texts):

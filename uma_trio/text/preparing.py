@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uma_trio.text.asked import Chat, Prepared, Prompt
-from uma_trio.text.frontend import FrontEnd, Tokenised
-from uma_trio.text.inner import Compiler, Constraint
+from uma_trio.text.constraint import Compiler, Constraint
+from uma_trio.text.frontend import Chat, FrontEnd, Prepared, Prompt, Tokenised
 from uma_trio.text.replying import NOTHING_LOOSENED, Loosened
 from uma_trio.text.shape import Shape
 from uma_trio.text.tokeniser import Whose

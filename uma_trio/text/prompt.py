@@ -9,9 +9,7 @@ import msgspec
 from attrs import frozen
 
 from uma_trio.text.chat import Call, Message, Tool
-from uma_trio.text.documents import Habits
-from uma_trio.text.slices import SLICE, json_text, slices
-from uma_trio.text.surrogates import in_utf8
+from uma_trio.text.slices import SLICE, in_utf8, json_text, slices
 
 
 class Unrenderable(Exception):
@@ -144,18 +142,6 @@ def _function(tool: Tool) -> dict[str, Any]:
 
 def packed_json(value: Mapping[str, Any]) -> str | msgspec.Raw:
     return packed(json_text(value))
-
-
-def packed_habits(habits: Habits) -> list[Any]:
-    """Return habits as ``Habits(*found)`` takes them."""
-    return [
-        habits.arguments_as_text,
-        habits.null_content,
-        habits.ids,
-        habits.reasoning_key,
-        habits.results_inside,
-        habits.content_as_parts,
-    ]
 
 
 def packed(text: str) -> str | msgspec.Raw:

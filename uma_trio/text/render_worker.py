@@ -39,9 +39,8 @@ from uma_trio.text.prompt import (
     messages_from,
 )
 from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Kinds, Refusals, Reshaping
-from uma_trio.text.slices import slices
+from uma_trio.text.slices import in_utf8, slices
 from uma_trio.text.spellings import Spellings, free_marks, unmarked
-from uma_trio.text.surrogates import in_utf8
 
 _MOST_SOURCES: Final = 32
 # Time of the CPU for one prompt. Templates that look at all messages for each one take time by the square of their
@@ -58,20 +57,9 @@ _DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 _SCHEMA_WORDS: Final = frozenset(
     [
         *("type", "string", "number", "integer", "object", "array", "boolean", "null", "any"),
-        *(
-            "name",
-            "parameters",
-            "strict",
-            "properties",
-            "required",
-            "items",
-            "enum",
-            "default",
-            "description",
-            "title",
-            "format",
-        ),
-        *("additionalProperties", "anyOf", "oneOf", "allOf", "const", "nullable"),
+        *("name", "parameters", "strict", "properties", "required", "items", "enum", "default"),
+        *("description", "title", "format", "const", "nullable"),
+        *("additionalProperties", "anyOf", "oneOf", "allOf"),
     ]
 )
 _ASKED: Final = msgspec.msgpack.Decoder(Render)
@@ -266,24 +254,21 @@ class _Renderer:
 
     def _run(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
         try:
-            return self._written(messages, asked, kinds, self._without_tools)
+            return self._written(messages, asked, kinds)
         except _TooMuch:
             raise
         except Unrenderable:
             if asked.tools or self._without_tools is not None:
                 raise
-            text = self._written(messages, asked, kinds, [])
-        self._without_tools = []  # it goes through the tools without a look whether there are any
-        return text
+        self._without_tools = []  # maybe it goes through the tools without a look whether there are any
+        try:
+            return self._written(messages, asked, kinds)
+        except Unrenderable:
+            self._without_tools = None
+            raise
 
-    def _written(
-        self,
-        messages: Sequence[Message],
-        asked: _Asked,
-        kinds: Kinds,
-        without_tools: list[Any] | None,
-    ) -> str:
-        variables = partial(self._variables, messages, asked, kinds, without_tools)
+    def _written(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
+        variables = partial(self._variables, messages, asked, kinds)
         if self._mutable is not None:
             return _generated(self._mutable, variables(), asked.most)
         try:
@@ -295,11 +280,7 @@ class _Renderer:
         return text
 
     def _variables(
-        self,
-        messages: Sequence[Message],
-        asked: _Asked,
-        kinds: Kinds,
-        without_tools: list[Any] | None,
+        self, messages: Sequence[Message], asked: _Asked, kinds: Kinds
     ) -> dict[str, Any]:
         found = [
             self._marked_message(message, asked) for message in messages_of(messages, asked.habits)
@@ -321,7 +302,7 @@ class _Renderer:
             "bos_token": self._source.bos_text,
             "eos_token": self._source.eos_text,
             "add_generation_prompt": asked.ending.prompts,
-            "tools": tools or without_tools,
+            "tools": tools or self._without_tools,
             "documents": None,
         }
 

@@ -15,15 +15,14 @@ from uma_trio.text.chat import Tool, ToolChoice
 from uma_trio.text.derivation import Derivation
 from uma_trio.text.replies import ReplyParser
 from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
-from uma_trio.text.replies.closed import closed
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, answer_of, grammar_of
+from uma_trio.text.schemas import closed
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
 from uma_trio.text.slices import digest, json_text
 
 if TYPE_CHECKING:
-    from uma_trio.text.inner import Compiler, Constraint
-    from uma_trio.text.replies.bounded import Framing
-    from uma_trio.text.thinking import Markers
+    from uma_trio.text.constraint import Compiler, Constraint
+    from uma_trio.text.thinking import Framing, Markers
 
 _HARMONY_MARKERS: Final = (
     "<|channel|> <|message|> <|start|> <|end|> <|constrain|> <|call|> <|return|>"
@@ -135,7 +134,7 @@ class Replies:
         elif shape is not None:
             inner = self._follow(compiler, shape)
         if budget is not None and calls is not None and calls.style == "harmony":
-            from uma_trio.text.replies.bounded import Bounded
+            from uma_trio.text.thinking import Bounded
 
             return Bounded(self._framing, inner, budget)
         markers = self._thought_markers
@@ -211,7 +210,7 @@ class Replies:
 
     @cached_property
     def _framing(self) -> Framing:
-        from uma_trio.text.replies.bounded import CLOSE, Framing
+        from uma_trio.text.thinking import CLOSE, Framing
 
         return Framing.of(self.pieces, self._tokens_of(CLOSE))
 

@@ -63,10 +63,7 @@ OF_TOOLS: Final = (Kind.COMPLETE_TOOLS, Kind.SIMPLIFY_TOOLS)
 """What is changed not in messages but in tools, by :func:`.documents.tool_of`."""
 OF_MESSAGES: Final = tuple(kind for kind in Kind if kind not in OF_TOOLS)
 # Of which the second does more than the first.
-_INSTEAD: Final = {
-    Kind.DROP_TEXT: Kind.SPLIT_TEXT,
-    Kind.SIMPLIFY_TOOLS: Kind.COMPLETE_TOOLS,
-}
+_INSTEAD: Final = {Kind.DROP_TEXT: Kind.SPLIT_TEXT, Kind.SIMPLIFY_TOOLS: Kind.COMPLETE_TOOLS}
 
 
 class Refusals:
@@ -260,7 +257,8 @@ def _split_calls(messages: Sequence[Message]) -> Iterator[Message]:
         if len(message.calls) < 2:
             yield message
             continue
-        results = list(takewhile(lambda each: each.role == "tool", _from(messages, at)))
+        rest = (messages[number] for number in range(at, len(messages)))
+        results = list(takewhile(lambda each: each.role == "tool", rest))
         at += len(results)
         answers = _by_call(message.calls, results)
         for number, call in enumerate(message.calls):
@@ -269,10 +267,6 @@ def _split_calls(messages: Sequence[Message]) -> Iterator[Message]:
             else:
                 yield Message(message.role, calls=(call,))
             yield from answers[number]
-
-
-def _from(messages: Sequence[Message], start: int) -> Iterator[Message]:
-    return (messages[at] for at in range(start, len(messages)))
 
 
 def _by_call(calls: Sequence[Call], results: Sequence[Message]) -> list[list[Message]]:
@@ -330,16 +324,10 @@ def _drop_text(messages: Sequence[Message]) -> Iterator[Message]:
         yield evolve(message, content="") if message.calls and message.content else message
 
 
-_CHANGES: Final[Mapping[Kind, Callable[[Sequence[Message]], Iterable[Message]]]] = {
-    Kind.SYSTEM_TO_USER: _system_to_user,
-    Kind.RESULT_TO_USER: _result_to_user,
-    Kind.JOIN: _join,
-    Kind.EMPTY_USER: _empty_user,
-    Kind.EMPTY_ASSISTANT: _empty_assistant,
-    Kind.SYSTEM_INTO_USER: _system_into_user,
-    Kind.FILL_EMPTY: _fill_empty,
-    Kind.SPLIT_CALLS: _split_calls,
-    Kind.WRAP_ARGUMENTS: _wrap_arguments,
-    Kind.SPLIT_TEXT: _split_text,
-    Kind.DROP_TEXT: _drop_text,
-}
+_IN_ORDER: Final = (
+    *(_system_to_user, _result_to_user, _join, _empty_user, _empty_assistant, _system_into_user),
+    *(_fill_empty, _split_calls, _wrap_arguments, _split_text, _drop_text),
+)
+_CHANGES: Final[Mapping[Kind, Callable[[Sequence[Message]], Iterable[Message]]]] = dict(
+    zip(OF_MESSAGES, _IN_ORDER, strict=True)
+)

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat
-from uma_trio.text.replies.notation import CLOSING
+from uma_trio.text.replies.literals import CLOSING
 from uma_trio.text.slices import json_text
 
 _BEFORE: Final = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import astuple, field, frozen
 
 from uma_trio.backend.base import SpecialToken
 from uma_trio.text.chat import Message, Tool
@@ -19,7 +19,6 @@ from uma_trio.text.prompt import (
     Source,
     Unrenderable,
     packed,
-    packed_habits,
     packed_json,
     packed_messages,
     packed_tools,
@@ -51,7 +50,7 @@ class Manner:
 
     With `continue_final` the text ends inside the assistant's last message, which the model continues.
     Without `begins` no answer begins behind the last message. `arguments` are variables of the template;
-    :mod:`uma_trio.text.effort` adds those of `effort` and `thinks` (whether to reason at all).
+    :mod:`uma_trio.text.derivation` adds those of `effort` and `thinks` (whether to reason at all).
     """
 
     continue_final: bool = False
@@ -140,7 +139,7 @@ class ChatTemplate:
             messages=packed_messages(messages),
             tools=packed_tools(tools),
             arguments=packed_json(manner.arguments),
-            habits=packed_habits(habits),
+            habits=list(astuple(habits)),
             now=self._now().timestamp(),
             ending=Ending(
                 prompts=prompts and manner.begins and not manner.continue_final,

@@ -3,7 +3,8 @@
 A :class:`ReplyFormat` says how a model writes them; :meth:`ReplyParser.feed` reads it piece by piece.
 """
 
-from uma_trio.text.replies.events import (
+from uma_trio.text.replies.format import PLAIN, ReplyFormat
+from uma_trio.text.replies.maker import (
     Arguments,
     CallEnd,
     CallStart,
@@ -13,7 +14,6 @@ from uma_trio.text.replies.events import (
     Said,
     collect,
 )
-from uma_trio.text.replies.format import PLAIN, ReplyFormat
 from uma_trio.text.replies.parser import ReplyParser
 
 __all__ = [

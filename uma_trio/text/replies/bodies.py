@@ -9,9 +9,8 @@ from functools import partial
 from typing import Final
 
 from uma_trio.text.replies.format import CallSyntax
-from uma_trio.text.replies.literals import TEXT, elements_of, json_of
+from uma_trio.text.replies.literals import CLOSING, TEXT, Literals, elements_of, json_of, quoted
 from uma_trio.text.replies.maker import Maker
-from uma_trio.text.replies.notation import CLOSING, Literals, quoted
 from uma_trio.text.replies.source import Source, Steps, begun, compact, fits
 
 _ATOM: Final = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final
 
 from uma_trio.text.replies.format import Thought
+from uma_trio.text.replies.literals import quoted
 from uma_trio.text.replies.maker import Maker, pass_on
-from uma_trio.text.replies.notation import quoted
 from uma_trio.text.replies.source import Source, Steps
 
 OPEN: Final = "<|open|>"

@@ -18,8 +18,8 @@ from attrs import evolve, frozen
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.documents import Habits, nine
-from uma_trio.text.replies.events import collect
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
+from uma_trio.text.replies.maker import collect
 from uma_trio.text.replies.parser import ReplyParser
 from uma_trio.text.replies.source import compact
 
@@ -150,6 +150,7 @@ class _Probe:
         return evolve(syntax, key_close_json=found[1])
 
     def _reply(self, calls: Sequence[Call], habits: Habits, thought: Thought | None) -> str:
+        """Return how the template writes a reply of calls, without what it also writes for text."""
         calls = [evolve(call, id=_LONGER + call.id) for call in calls]
         text = self.text([_USER, Message("assistant", calls=tuple(calls))], _TOOLS, habits)
         plain = self.text([_USER, Message("assistant", _SAID)], _TOOLS, habits)
@@ -166,6 +167,7 @@ class _Probe:
 
 
 def _is_ours(markers: str) -> bool:
+    """Whether a part of the rendered calls, such as an id, is in what should be markers."""
     return "qz" in markers or any(nine(_LONGER + call.id) in markers for call in _CALLS)
 
 
@@ -225,22 +227,17 @@ class _Around:
             )
         before, between, behind = map(_atoms, (self.before, self.between, self.behind))
         n_open = _n_common(before[::-1], between[::-1])
-        between, own = _split(between, len(between) - n_open)
+        between, own = between[: len(between) - n_open], between[len(between) - n_open :]
         n_close = _n_common(behind, between)
-        close, rest = _split(behind, n_close)
         return CallSyntax(
             open="".join(own),
-            close="".join(close),
+            close="".join(behind[:n_close]),
             section_open="".join(before[: len(before) - n_open]),
-            section_close="".join(rest),
+            section_close="".join(behind[n_close:]),
             between="".join(between[n_close:]),
             bare=not self.before.strip(),
             **members,
         )
-
-
-def _split(atoms: list[str], at: int) -> tuple[list[str], list[str]]:
-    return atoms[:at], atoms[at:]
 
 
 def _atoms(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 import attrs
 
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Style, Thought
-from uma_trio.text.replies.notation import CLOSING
+from uma_trio.text.replies.literals import CLOSING
 from uma_trio.text.replies.source import compact
 
 MAX_BYTES: Final = 65_536

@@ -39,6 +39,9 @@ _PYTHON: Final = CallSyntax(
     key_close="=",
     quote='"',
 )
+_LFM: Final = evolve(
+    _PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"
+)
 FAMILIES: Final = (
     Family("harmony", ("<|channel|>", "<|message|>", "<|start|>"), CallSyntax(style="harmony")),
     Family(
@@ -176,21 +179,9 @@ FAMILIES: Final = (
             close="<end_function_call>",
         ),
     ),
-    Family(
-        "lfm",
-        ("<|tool_call_start|>",),
-        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
-    ),
-    Family(
-        "lfm",
-        ("<|tool_list_start|>",),
-        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
-    ),
-    Family(
-        "lfm",
-        ("List of tools: [",),
-        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
-    ),
+    Family("lfm", ("<|tool_call_start|>",), _LFM),
+    Family("lfm", ("<|tool_list_start|>",), _LFM),
+    Family("lfm", ("List of tools: [",), _LFM),
     Family(
         "granite",
         ("available_tools", "<|tool_call|>"),

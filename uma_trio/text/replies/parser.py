@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from uma_trio.text.chat import Tool
 from uma_trio.text.replies.bodies import Calls
 from uma_trio.text.replies.channels import channels
-from uma_trio.text.replies.events import Event
 from uma_trio.text.replies.format import ReplyFormat, Thought
 from uma_trio.text.replies.frames import Frames
 from uma_trio.text.replies.harmony import harmony
-from uma_trio.text.replies.maker import Maker, pass_on
+from uma_trio.text.replies.maker import Event, Maker, pass_on
 from uma_trio.text.replies.source import Source, Steps, compact
 
 
