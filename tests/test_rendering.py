@@ -15,8 +15,7 @@ from trio.testing import MockClock
 from uma_trio.backend.fake import CHATML, linear_cost
 from uma_trio.text.chat import Message
 from uma_trio.text.prompt import Unrenderable
-from uma_trio.text.rendering import renderer
-from uma_trio.text.template import ChatTemplate
+from uma_trio.text.template import ChatTemplate, renderer
 from uma_trio_sim.scripted import ScriptedBackend
 
 HI = [Message("user", "Hi")]

@@ -21,10 +21,7 @@ class Call:
 
 @frozen
 class Message:
-    """One message. `role` is system, user, assistant or tool, as in chat templates.
-
-    `reasoning` precedes the assistant's `content` and `calls`. A tool's result names its call by `call_id`.
-    """
+    """One message; `role` is system, user, assistant or tool. `reasoning` precedes `content` and `calls`."""
 
     role: str
     content: str = ""
@@ -42,10 +39,9 @@ class Message:
 
 @frozen
 class Tool:
-    """A function that the model may call. `parameters` is a JSON Schema of its arguments.
+    """A function that the model may call; its schema is enforced, if `strict` as it is or refused.
 
-    Templates see the function as the client has `written` it, where that is OpenAI's form. A `strict`
-    schema is enforced as it is or the request refused; otherwise the rest of it is left to the model.
+    Templates see the function as the client has `written` it, where that is OpenAI's form.
     """
 
     name: str
@@ -53,6 +49,12 @@ class Tool:
     parameters: Mapping[str, Any] = field(factory=dict)
     strict: bool = False
     written: Mapping[str, Any] | None = None
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """OpenAI's form of the function, without what it does not have."""
+        members = {"description": self.description, "parameters": dict(self.parameters)}
+        return {"name": self.name, **{key: value for key, value in members.items() if value}}
 
 
 @frozen

@@ -1,38 +1,180 @@
 """Shapes are compiled here first, in a process that can be killed and reports the costs.
 
-Shapes that pass are compiled in the daemon if they are plain (:mod:`.shape_worker`) and small, and otherwise
-followed in a process of their own. Refusals are remembered.
+Shapes that pass are compiled in the daemon if they are plain and small, and otherwise followed in a
+process of their own, for which the engine never waits with the GIL. Refusals are remembered.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from functools import partial
 from typing import Final
 
 import msgspec
-from attrs import frozen
+import numpy as np
+from attrs import define, frozen
 
 from uma_trio.backend.base import Vocabulary
+from uma_trio.confined import workers
 from uma_trio.confined.link import WorkerLimits
 from uma_trio.confined.post import Gone
-from uma_trio.confined.workers import (
-    OUT_OF_CPU,
-    OUT_OF_MEMORY,
-    OUT_OF_TIME,
-    Unavailable,
-    Worker,
-    Workers,
-)
+from uma_trio.confined.workers import Unavailable, Worker, Workers
 from uma_trio.telemetry.shapes import ShapeFigures
-from uma_trio.text.apart import ApartFollower, Fate, Started
+from uma_trio.text.constraint import NONE, Ids, UnderWay, holds
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable, waits_until
-from uma_trio.text.shape_worker import STEP_S, Check, Follow, Known, Verdict
+from uma_trio.text.shape_worker import (
+    ACCEPT,
+    ALLOWED,
+    FAILED,
+    RESET,
+    STEP,
+    STEP_S,
+    TAKE_BACK,
+    WORN,
+    Check,
+    Follow,
+    Known,
+    Verdict,
+)
 from uma_trio.text.slices import digest
+
+# A caller that cannot go on without the answer waits so long: what a step in the daemon may take.
+_AT_ONCE_S: Final = 0.020
+_WORD_BITS: Final = 8
+# Tokens of an answer that has begun before it is followed here: each frame has a time limit of its own.
+_FRAME_TOKENS: Final = 256
+
+
+Started = tuple[Worker, bool]
+"""A process that was told what to follow, and whether it has followed another answer."""
+
+
+@define(eq=False)
+class Fate:
+    """The latest state of an answer's process, shared with its callbacks: the problem, and whether it is reusable."""
+
+    problem: str | None = None
+    can_go_on: bool = False
+
+
+class ApartFollower:
+    """Follows one answer as :class:`.constrain.Follower` does.
+
+    `start` returns a worker that has its instructions; called for the first mask, it never waits. `finish`
+    gets the worker when this object is collected. `explain` says how the worker was ended.
+    """
+
+    #: What is allowed is found elsewhere: ask for all of it, rather than for one token.
+    elsewhere: Final = True
+
+    def __init__(
+        self,
+        start: Callable[[], Started | None],
+        finish: Callable[[Worker, Fate], None],
+        n_vocab: int,
+        explain: Callable[[str], str],
+    ) -> None:
+        self._start, self._finish, self._n_vocab, self._explain = start, finish, n_vocab, explain
+        self._fate = Fate()
+        self._worker: Worker | None = None
+        self._failed = False
+        self._steps = bytearray()
+        self._mask: UnderWay | None = None
+
+    @property
+    def problem(self) -> str | None:
+        return self._fate.problem
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Advance by the tokens of an answer that was followed here before. Never waits."""
+        for first in range(0, len(tokens), _FRAME_TOKENS):
+            for token in tokens[first : first + _FRAME_TOKENS]:
+                self.accept(token)
+            self._here()
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next. Waits briefly, then returns False."""
+        mask = self._here()
+        try:
+            ids = mask.future.result(_AT_ONCE_S)
+        except TimeoutError:
+            return False
+        return holds(ids, token)
+
+    def allowed(self) -> Ids:
+        return self._here()()
+
+    def deferred(self) -> Callable[[], Ids]:
+        return self._here()
+
+    def accept(self, token: int) -> None:
+        self._step(ACCEPT, token)
+
+    def take_back(self) -> None:
+        self._step(TAKE_BACK, 1)
+
+    def _step(self, step: bytes, token: int) -> None:
+        self._steps += STEP.pack(step, token)
+        self._mask = None
+
+    def _here(self) -> UnderWay:
+        if self._mask is None:
+            self._mask = self._asked()
+        return self._mask
+
+    def _asked(self) -> UnderWay:
+        if self._worker is None and not self._failed:
+            started = self._start()
+            if started is None:
+                self._failed = True
+            else:
+                self._worker, is_used = started
+                if is_used:
+                    self._steps[:0] = STEP.pack(RESET, 0)
+                weakref.finalize(self, self._finish, self._worker, self._fate).atexit = False
+        found: Future[Ids] = Future()
+        found.set_running_or_notify_cancel()
+        if self._worker is None:
+            found.set_result(NONE)
+            return UnderWay(found)
+        answer = self._worker.ask(bytes(self._steps))
+        self._steps.clear()
+        answer.add_done_callback(partial(_tell, found, self._n_vocab, self._fate, self._explain))
+        return UnderWay(found)
+
+
+def _tell(
+    found: Future[Ids],
+    n_vocab: int,
+    fate: Fate,
+    explain: Callable[[str], str],
+    answer: Future[bytes],
+) -> None:
+    if answer.cancelled():
+        found.set_result(NONE)
+        return
+    gone = answer.exception(0)
+    said = b"" if gone is not None else answer.result(0)
+    fate.can_go_on = said.startswith(ALLOWED)
+    if gone is not None:
+        fate.problem = explain(str(gone))
+    elif said.startswith(FAILED):
+        fate.problem = said[1:].decode() or None
+    found.set_result(_ids(said, n_vocab))
+
+
+def _ids(said: bytes, n_vocab: int) -> Ids:
+    if not said.startswith((ALLOWED, WORN)) or (len(said) - 1) * _WORD_BITS < n_vocab:
+        return NONE
+    bits = np.frombuffer(said, np.uint8, offset=1)
+    return np.flatnonzero(np.unpackbits(bits, count=n_vocab, bitorder="little"))
+
 
 PROGRAM: Final = "uma_trio.text.shape_worker:prepare"
 # In the daemon: whatever takes more than this is followed elsewhere.
@@ -43,9 +185,9 @@ _GRACE: Final = 0.25  # of the CPU time to compile, for an answer that is follow
 # Processes that wait for another answer of their shape: with none, each answer forks and compiles.
 _KEPT: Final = 4
 _SLACK_S: Final = 0.5  # for the answer to arrive
-_LIMITS: Final = frozenset({OUT_OF_CPU, OUT_OF_MEMORY, OUT_OF_TIME})
+_LIMITS: Final = frozenset({workers.OUT_OF_CPU, workers.OUT_OF_MEMORY, workers.OUT_OF_TIME})
 # Wall time passes for other programs, too, and a signal of somebody else says nothing about a shape.
-_OF_THE_SHAPE: Final = frozenset({OUT_OF_CPU, OUT_OF_MEMORY})
+_OF_THE_SHAPE: Final = frozenset({workers.OUT_OF_CPU, workers.OUT_OF_MEMORY})
 
 
 @frozen
@@ -62,10 +204,7 @@ class ShapeLimits:
 
 
 class Confinement:
-    """Checks shapes for one vocabulary. Safe to use from any thread; `check` blocks.
-
-    `on_first` is called once, before the first process starts.
-    """
+    """Checks shapes for one vocabulary. Safe to use from any thread; `check` blocks."""
 
     def __init__(
         self,
@@ -86,10 +225,6 @@ class Confinement:
         self.figures.processes = lambda: self._workers.running
 
     @property
-    def running(self) -> int:
-        return self._workers.running
-
-    @property
     def is_warm(self) -> bool:
         """Whether the process that all are forked from runs, so that `follow` does not block."""
         return self._workers.is_warm
@@ -99,11 +234,7 @@ class Confinement:
         self._workers.warm()
 
     def check(self, shape: Shape) -> Verdict:
-        """Compile a shape in a process of its own.
-
-        Raises :class:`NotChecked` if that failed for now or the request was cancelled, `Unconstrainable` if the
-        shape cannot be enforced or exceeds its limits.
-        """
+        """Compile a shape in a process of its own. Raises :class:`Unconstrainable`, or `NotChecked` for now."""
         try:
             asked = msgspec.msgpack.encode(Check(shape.kind, shape.text))
         except UnicodeEncodeError:
@@ -230,7 +361,7 @@ class Confinement:
 
     def _over(self, why: str, verb: str) -> str:
         limits = self.limits
-        if why == OUT_OF_CPU:
+        if why == workers.OUT_OF_CPU:
             took = f"takes more than {limits.cpu_s:g} s of CPU time to compile"
             if verb == "follow":
                 took = (
@@ -238,10 +369,10 @@ class Confinement:
                     f"{self._grace_s:g} s"
                 )
             return f"{took}; simplify it, or raise --shape-cpu"
-        if why == OUT_OF_MEMORY:
+        if why == workers.OUT_OF_MEMORY:
             most = limits.memory_bytes >> 20
             return f"takes more than {most} MiB to {verb}; simplify it, or raise --shape-memory"
-        if why == OUT_OF_TIME:
+        if why == workers.OUT_OF_TIME:
             return f"takes more than {limits.wall_s:g} s to {verb}; simplify it, or try again"
         return f"was not done: the process that was to {verb} it ended by none of its limits ({why}); try again"
 
@@ -252,7 +383,6 @@ class Confinement:
 
 
 def fits_in_daemon(verdict: Verdict) -> bool:
-    """Whether a shape that has passed is compiled and followed in the daemon."""
     return (
         verdict.plain
         and verdict.kept_bytes <= _PLAIN_BYTES

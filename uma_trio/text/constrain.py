@@ -15,21 +15,13 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+from attrs import frozen
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import Vocabulary
-from uma_trio.text.apart import ApartFollower
-from uma_trio.text.confinement import Confinement, fits_in_daemon
-from uma_trio.text.grammars import (
-    LIMITS,
-    LIMITS_HERE,
-    Words,
-    compiled,
-    refuse_failed,
-    source_of,
-    tokenizer_of,
-)
+from uma_trio.text import grammars
+from uma_trio.text.confinement import ApartFollower, Confinement, fits_in_daemon
 from uma_trio.text.shape import MAX_BYTES, NotChecked, Shape, Unconstrainable, Unknown
 from uma_trio.text.shape_worker import Verdict
 from uma_trio.text.slices import digest, utf8_length
@@ -64,18 +56,16 @@ class Grammarian:
         cache_bytes: int = CACHE_BYTES,
         confinement: Confinement | None = None,
     ) -> None:
-        self._vocabulary = vocabulary
-        self._most_bytes = cache_bytes
-        self._confinement = confinement
+        self._vocabulary, self._most_bytes, self._confinement = vocabulary, cache_bytes, confinement
         if confinement is not None:
-            confinement.figures.kept_bytes = lambda: self._kept_bytes
-        self._kept_bytes = 0
+            confinement.figures.kept_bytes = lambda: self.kept_bytes
+        #: About how much memory the cache takes.
+        self.kept_bytes = 0
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
         self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
-        # Why it is refused, or "" if it is followed in a process of its own.
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
-        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        # Why it is refused, "" if it is followed in a process of its own, None if it was only checked.
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     @property
     def known(self) -> KnownShapes:
@@ -83,10 +73,7 @@ class Grammarian:
         return KnownShapes(self)
 
     def follow(self, shape: Shape, *, known_only: bool = False) -> Follower | ApartFollower:
-        """Return what follows one answer. Blocks.
-
-        Raises :class:`Unconstrainable`, or `Unknown` if it would have to be compiled and is `known_only`.
-        """
+        """Return what follows one answer. Raises :class:`Unconstrainable`; `Unknown` if it is `known_only`."""
         n_bytes, key = _measured(shape)
         with self._lock:
             known = self._compiled.get(key)
@@ -97,10 +84,11 @@ class Grammarian:
             if known_only:
                 raise Unknown
             if self._confinement is None:
-                source = source_of(shape.kind, shape.text)
+                source = grammars.source_of(shape.kind, shape.text)
                 return self._compile(key, shape, source, _ENTRY_BYTES + _BYTES_A_BYTE * n_bytes)
             found = self._checked(key, shape, self._confinement)
-            if fits_in_daemon(found) and self._is_prepared():
+            is_prepared = self._made is not None or self._vocabulary.n_vocab <= _SMALL_VOCABULARY
+            if fits_in_daemon(found) and is_prepared:
                 return self._compile(key, shape, found.source, max(found.kept_bytes, _LEAST_BYTES))
             self._note(key, verdict := "")
         if self._confinement is None:
@@ -117,24 +105,17 @@ class Grammarian:
             return
         _, key = _measured(shape)
         with self._lock:
-            known = key in self._compiled or key in self._passed
+            known = key in self._compiled or key in self._verdicts
             verdict = self._verdicts.get(key)
-        self._refuse_known(verdict or "", self._confinement)
-        if not known and verdict is None:
+        self._refuse_known(verdict, self._confinement)
+        if not known:
             if known_only:
                 raise Unknown
             self._checked(key, shape, self._confinement)
-            with self._lock:
-                self._passed[key] = None
-                while len(self._passed) > _REMEMBERED:
-                    self._passed.popitem(last=False)
-
-    @property
-    def kept_bytes(self) -> int:
-        return self._kept_bytes
+            self._note(key, None)
 
     @staticmethod
-    def _refuse_known(verdict: str, confinement: Confinement) -> None:
+    def _refuse_known(verdict: str | None, confinement: Confinement) -> None:
         if verdict:
             confinement.note("refused again")
             raise Unconstrainable(verdict)
@@ -152,12 +133,12 @@ class Grammarian:
         """Return what follows an answer that turned out to be slow, and each later one of its shape."""
         with self._lock:
             _, freed = self._compiled.pop(key, (None, 0))
-            self._kept_bytes -= freed
+            self.kept_bytes -= freed
         self._note(key, "")
         confinement.note("moved")
         return confinement.follow(shape, key, revive=False)  # on the engine's thread
 
-    def _note(self, key: bytes, verdict: str) -> None:
+    def _note(self, key: bytes, verdict: str | None) -> None:
         with self._lock:
             self._verdicts[key] = verdict
             while len(self._verdicts) > _REMEMBERED:
@@ -175,11 +156,11 @@ class Grammarian:
         """Cache a shape as the latest, and drop the oldest beyond the limit. Under the lock."""
         if key not in self._compiled:
             self._compiled[key] = (compiled, n_bytes)
-            self._kept_bytes += n_bytes
+            self.kept_bytes += n_bytes
         self._compiled.move_to_end(key)
-        while self._kept_bytes > self._most_bytes and len(self._compiled) > 1:
+        while self.kept_bytes > self._most_bytes and len(self._compiled) > 1:
             _, (_, freed) = self._compiled.popitem(last=False)
-            self._kept_bytes -= freed
+            self.kept_bytes -= freed
 
     def prepare(self) -> None:
         """Prepare the vocabulary with the GIL, before the daemon serves: a second for a large one."""
@@ -195,15 +176,16 @@ class Grammarian:
         if self._confinement is not None:
             self._confinement.close()
 
-    def _is_prepared(self) -> bool:
-        return self._made is not None or self._vocabulary.n_vocab <= _SMALL_VOCABULARY
-
     def _tokenizer(self) -> LLTokenizer:
         with self._lock:
             if self._made is None:
                 vocabulary = self._vocabulary
-                words = Words(vocabulary.pieces(), sorted(vocabulary.end_tokens), self._tokens)
-                self._made = tokenizer_of(words, vocabulary.n_vocab, sorted(vocabulary.end_tokens))
+                words = grammars.Words(
+                    vocabulary.pieces(), sorted(vocabulary.end_tokens), self._tokens
+                )
+                self._made = grammars.tokenizer_of(
+                    words, vocabulary.n_vocab, sorted(vocabulary.end_tokens)
+                )
             return self._made
 
     def _tokens(self, text: str) -> list[int]:
@@ -212,20 +194,18 @@ class Grammarian:
         return ids
 
     def _compile(self, key: bytes, shape: Shape, source: str, n_bytes: int) -> Follower:
-        limits = LIMITS if self._confinement is None else LIMITS_HERE
-        matcher = compiled(self._tokenizer(), shape.kind, source, limits)
+        limits = grammars.LIMITS if self._confinement is None else grammars.LIMITS_HERE
+        matcher = grammars.compiled(self._tokenizer(), shape.kind, source, limits)
         Follower(matcher, self._vocabulary).allowed()  # the first step may take long
-        refuse_failed(matcher)
+        grammars.refuse_failed(matcher)
         return self._copy_of(key, shape, matcher, n_bytes)
 
 
+@frozen
 class KnownShapes:
     """What a :class:`Grammarian` has compiled or refused. Takes no longer than a digest of the shape."""
 
-    __slots__ = ("_grammarian",)
-
-    def __init__(self, grammarian: Grammarian) -> None:
-        self._grammarian = grammarian
+    _grammarian: Grammarian
 
     def follow(self, shape: Shape) -> Follower | ApartFollower:
         return self._grammarian.follow(shape, known_only=True)
@@ -248,11 +228,10 @@ def _measured(shape: Shape) -> tuple[int, bytes]:
 class Follower:
     """Follows one answer through its grammar. For one thread at a time.
 
-    `move` is called at most once: where a step was slow, or `LIMITS_HERE` exceeded. What it returns follows
-    the rest of the answer in another process; without it the answer cannot go on.
+    Where a step is slow or too ambiguous, what `move` returns follows the rest; without it nothing can.
     """
 
-    __slots__ = ("_apart", "_failed", "_matcher", "_move", "_said", "_vocabulary", "_words")
+    __slots__ = ("_accepted", "_apart", "_failed", "_matcher", "_move", "_vocabulary", "_words")
 
     def __init__(
         self,
@@ -266,7 +245,7 @@ class Follower:
         self._failed = False
         self._move = move
         self._apart: ApartFollower | None = None
-        self._said: list[int] = []
+        self._accepted: list[int] = []
 
     @property
     def elsewhere(self) -> bool:
@@ -320,14 +299,14 @@ class Follower:
             return
         began = time.thread_time()
         fits = self._matcher.consume_token(token)
-        self._said.append(token)
+        self._accepted.append(token)
         self._look_at(began, fits=fits)
 
     def take_back(self) -> None:
         if self._apart is not None:
             self._apart.take_back()
             return
-        self._said.pop()
+        self._accepted.pop()
         self._matcher.rollback(1)
 
     def _look_at(self, began: float, *, fits: bool = True) -> None:
@@ -337,4 +316,4 @@ class Follower:
             self._failed = True
             return
         self._apart = self._move()
-        self._apart.begin(self._said)
+        self._apart.begin(self._accepted)

@@ -14,12 +14,11 @@ from attrs import evolve, field, frozen
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
 from uma_trio.text.prompt import Unrenderable
-from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies.derive import PROBING_S, derive
 from uma_trio.text.replies.format import PLAIN, ReplyFormat
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.reshaping import Kind
-from uma_trio.text.template import SWITCHES, ChatTemplate, Manner
+from uma_trio.text.template import SWITCHES, ChatTemplate, Manner, NotRendered
 
 _MEASURES: Final = ("reasoning_effort", "thinking_effort")
 _WORDS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -34,10 +33,9 @@ Render = Callable[[Mapping[str, Any]], str]
 
 @frozen
 class Efforts:
-    """What a template understands of reasoning.
+    """What a template understands of reasoning: its `switches`, and their state `by_default`, if any.
 
-    `switches` are the variables that turn it on and off, `by_default` its state without them (None: no
-    switch). `words` maps, for each variable of the amount, a request's words to the template's.
+    `words` maps, for each variable of the amount, a request's words to the template's.
     """
 
     switches: tuple[str, ...] = ()
@@ -130,10 +128,15 @@ class Derivation:
 
         derived = derive(render, source, Unrenderable)
         made, ids = format_of(derived, source)
-        until = time.monotonic() + PROBING_S
+        until, hello = time.monotonic() + PROBING_S, [Message("user", "Hello")]
 
         def prompt(arguments: Mapping[str, Any]) -> str:
-            return "" if time.monotonic() > until else _prompt(template, arguments)
+            if time.monotonic() > until:
+                return ""
+            try:
+                return template.render(hello, Manner(arguments=arguments), reshapes=False).text
+            except Unrenderable:
+                return ""
 
         efforts = efforts_of(prompt, source, harmony=made.name == "harmony")
         habits = evolve(
@@ -182,10 +185,7 @@ class Finding:
         self._found: tuple[Derivation, ChatTemplate | None, str | None] | None = None
 
     def get(self) -> tuple[Derivation, ChatTemplate | None, str | None]:
-        """Return the derivation, the template, and why there is none. Blocks the first time.
-
-        Raises :class:`NotRendered` if it failed for now.
-        """
+        """Return the derivation, the template, why there is none. Raises :class:`NotRendered`. May block."""
         with self._lock:
             if self._found is None:
                 self._found = self._find()
@@ -238,11 +238,3 @@ def _wants_parts(template: ChatTemplate) -> bool:
         else:
             shown.append(_ARGUMENTS[0] in prompt.text)
     return shown == [False, True]
-
-
-def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
-    try:
-        asked = [Message("user", "Hello")]
-        return template.render(asked, Manner(arguments=arguments), reshapes=False).text
-    except Unrenderable:
-        return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -12,6 +11,7 @@ from attrs import frozen
 
 from uma_trio.text.chat import Message
 from uma_trio.text.reshaping import Kind
+from uma_trio.text.slices import json_value
 
 _KNOWS_RESULTS: Final = re.compile(r"""[!=]=\s*['"]tool['"]""")
 _TYPES: Final = ("string", "number", "integer", "boolean", "array", "object")
@@ -24,10 +24,8 @@ _NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
 class Habits:
     """How a template differs from most.
 
-    `arguments_as_text`: arguments as JSON text, not as an object. `null_content`: None instead of "" where
-    there are calls. `ids`: of nine letters and digits (Mistral), or ``functions.NAME:0`` (Kimi).
-    `reasoning_key`: "" if reasoning is left out. `results_inside`: results in the message with the calls
-    (Gemma's ``tool_responses``). `content_as_parts`: contents as lists of parts (models with vision).
+    `ids`: of nine letters and digits (Mistral), or ``functions.NAME:0`` (Kimi). `reasoning_key`: "" if it is
+    left out. `results_inside`: in the message with the calls (Gemma). `content_as_parts`: with vision.
     """
 
     arguments_as_text: bool = False
@@ -47,7 +45,6 @@ def wants_results_inside(source: str) -> bool:
 
 
 def messages_of(messages: Sequence[Message], habits: Habits) -> list[dict[str, Any]]:
-    """Return `messages` as a template reads them."""
     ids = _Ids(messages, habits)
     found = [_message(message, habits, ids) for message in messages]
     return _with_results(found) if habits.results_inside else found
@@ -72,11 +69,8 @@ def tool_of(written: Mapping[str, Any], *, kinds: Collection[Kind] = ()) -> dict
 def _property(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    return {
-        **schema,
-        "type": schema.get("type", "any"),
-        "description": schema.get("description", ""),
-    }
+    added = {"type": "any", "description": ""}
+    return {**schema, **{key: value for key, value in added.items() if key not in schema}}
 
 
 def _simple(schema: Any) -> dict[str, Any]:
@@ -123,10 +117,8 @@ def _with_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(message: Message, habits: Habits, ids: _Ids) -> dict[str, Any]:
-    content = (
-        None if habits.null_content and message.calls and not message.content else message.content
-    )
-    found: dict[str, Any] = {"role": message.role, "content": content}
+    is_null = habits.null_content and message.calls and not message.content
+    found: dict[str, Any] = {"role": message.role, "content": None if is_null else message.content}
     if message.reasoning and habits.reasoning_key:
         found[habits.reasoning_key] = message.reasoning
     if message.calls:
@@ -172,8 +164,5 @@ def nine(id_: str) -> str:
 def _arguments(text: str, *, as_text: bool) -> Any:
     if as_text:
         return text
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
+    value = json_value(text or "{}")
     return value if isinstance(value, dict) else text

@@ -1,4 +1,4 @@
-"""From what a client sent to tokens: prompts as they are, chats by the model's template.
+"""From what a client sent to what the engine needs.
 
 Everything blocks (64 KiB of text take longer than a tick). Safe to use from any thread.
 """
@@ -18,15 +18,15 @@ from attrs import evolve, frozen
 from uma_trio.backend.base import IntArray, SpecialToken, Vocabulary
 from uma_trio.text import telling
 from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
-from uma_trio.text.constraint import Constraint
+from uma_trio.text.constraint import Compiler, Constraint
 from uma_trio.text.derivation import Derivation, Finding
 from uma_trio.text.prompt import NoTemplate, Unrenderable
 from uma_trio.text.prompt import Prompt as Rendered
-from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies import ReplyFormat, ReplyParser
-from uma_trio.text.replying import Replies
+from uma_trio.text.replying import NOTHING_LOOSENED, Loosened, Replies
+from uma_trio.text.shape import Shape
 from uma_trio.text.slices import is_blank
-from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
+from uma_trio.text.template import PLAINLY, ChatTemplate, Manner, NotRendered
 from uma_trio.text.tokeniser import Tokeniser, Whose
 
 if TYPE_CHECKING:
@@ -50,11 +50,9 @@ Prompt = str | Chat | IntArray
 
 @frozen(eq=False)
 class Prepared:
-    """Everything that one answer needs before it is submitted.
+    """Everything that one answer needs before it is submitted; without a `parser` all of it is text.
 
-    Without a `parser` the whole answer is text. `loosened` names the tools whose schema is not wholly
-    enforced, `pieces` are the bytes of each token where the reader needs special tokens as text, and
-    `reshaped` lists the changes that the chat template needed.
+    `loosened` are tools not wholly enforced, `reshaped` the changes that the chat template needed.
     """
 
     tokens: IntArray
@@ -84,10 +82,9 @@ def _is_thought(messages: Sequence[Message]) -> bool:
 
 
 class FrontEnd:
-    """Turns prompts into tokens for one model.
+    """Turns prompts into tokens for one model; :meth:`chat_problem` says why messages have none.
 
-    Without a usable template messages have no tokens; :meth:`chat_problem` says why. `confine` makes the
-    confinement when the first shape comes; without it shapes are compiled in this process.
+    `confine` makes the confinement of shapes on first use; without it they are compiled here.
     """
 
     def __init__(
@@ -136,10 +133,7 @@ class FrontEnd:
         return Tokenised(prompt)
 
     def prepare_prompt(self, text: str, whose: Whose | None = None) -> IntArray:
-        """Return the tokens of a text (int32), behind the model's first token, if there is one.
-
-        What looks like a special token in `text` stays text.
-        """
+        """Return the tokens of a text (int32), behind the model's first one; special tokens in it are text."""
         return self._finished(self._tokeniser.tokens(text, whose))
 
     def prepare_mixed(self, parts: Sequence[str | int]) -> IntArray:
@@ -160,10 +154,7 @@ class FrontEnd:
         tools: Sequence[Tool],
         whose: Whose | None = None,
     ) -> Tokenised:
-        """Return the tokens of a chat, up to the beginning of an answer. Raises :class:`Unrenderable`.
-
-        Control tokens that a client's text spells are text. What is between two control tokens is tokenised once.
-        """
+        """Return the tokens of a chat, up to the beginning of an answer. Raises :class:`Unrenderable`."""
         prompt = self.prompt(messages, manner, tools)
         _ = self.replies.pieces  # made here, in a helper thread
         tokens = np.concatenate([np.empty(0, np.int32), *self._tokens(prompt, whose)])
@@ -173,7 +164,6 @@ class FrontEnd:
         self._tokeniser.forget(principal)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
-        """Return the tokens of `text` alone, as :meth:`Vocabulary.tokenize` does."""
         return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
@@ -188,10 +178,7 @@ class FrontEnd:
     def prompt(
         self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
     ) -> Rendered:
-        """Return a chat as the template writes it; what has no place in it is described as text.
-
-        Raises :class:`Unrenderable`.
-        """
+        """Return a chat as the template writes it, the rest described as text. Raises :class:`Unrenderable`."""
         found, template, problem = self.finding.get()
         if template is None:
             raise NoTemplate(problem)
@@ -253,7 +240,6 @@ class FrontEnd:
 
     @property
     def grammarian(self) -> Grammarian:
-        """The compiler of grammars, made on first use."""
         from uma_trio.text.constrain import Grammarian  # megabytes that few daemons need
 
         with self._making:
@@ -306,3 +292,85 @@ class FrontEnd:
         if self._bos is not None and (not len(tokens) or tokens[0] != self._bos[0]):
             return np.concatenate([self._bos, tokens])
         return tokens
+
+
+class Preparation:
+    """One request being prepared: `n` answers to `prompt`, held to `shape`. Blocks; for one thread at a time.
+
+    :meth:`finish` raises :class:`uma_trio.text.shape.Unknown` where a shape has to be compiled: then call
+    :meth:`compile`, once a compiler is free, and `finish` again. Nothing is done twice. `field` is what
+    was processed last, for messages.
+    """
+
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        prompt: Prompt,
+        *,
+        shape: Shape | None = None,
+        budget: int | None = None,
+        n: int = 1,
+        whose: Whose | None = None,
+    ) -> None:
+        self._front_end, self._prompt, self._whose = front_end, prompt, whose
+        self._shape, self._budget, self._n = shape, budget, n
+        self._chat = prompt if isinstance(prompt, Chat) else None
+        self.field = "tools"
+        has_tools = self._chat is not None and len(self._chat.tools) > 0
+        self._loosened: Loosened | None = None if has_tools else NOTHING_LOOSENED
+        self._read: Tokenised | None = None
+        self._constraints: Sequence[Constraint | None] | None = None
+
+    def finish(self) -> list[Prepared]:
+        """Return what each answer needs. Raises `Unknown`, `Unconstrainable` or `Unrenderable`."""
+        front_end, chat = self._front_end, self._chat
+        if self._loosened is None:
+            self._loosened = self._loosen(front_end.grammarian.known)
+        if self._read is None:
+            self._read = front_end.tokens_of(self._prompt, self._whose)
+        (tokens, thinking, reshaped), loosened = self._read, self._loosened
+        if self._constraints is None:
+            bounded = chat is not None and self._budget is not None
+            if self._shape is not None or loosened.offers or bounded:
+                self._constraints = self._constrain(front_end.grammarian.known)
+            else:
+                self._constraints = [None] * self._n
+        if chat is None:
+            return [Prepared(tokens, constraint) for constraint in self._constraints]
+        found: list[Prepared] = []
+        for constraint in self._constraints:
+            parser = front_end.replies.parser(
+                chat.tools, chat.choice, thinking=thinking, continued=chat.manner.continue_final
+            )
+            pieces = None if parser is None else front_end.replies.pieces
+            names = loosened.names if self._shape is None else self._shape.loosened
+            found.append(Prepared(tokens, constraint, parser, names, pieces, reshaped))
+        return found
+
+    def compile(self) -> None:
+        """Compile what :meth:`finish` did not know. Raises :class:`uma_trio.text.shape.Unconstrainable`."""
+        if self._loosened is None:
+            self._loosened = self._loosen(self._front_end.grammarian)
+        else:
+            self._constraints = self._constrain(self._front_end.grammarian)
+
+    def _loosen(self, compiler: Compiler) -> Loosened:
+        if self._chat is None:
+            return NOTHING_LOOSENED
+        return self._front_end.replies.loosened(compiler, self._chat.tools, self._chat.choice)
+
+    def _constrain(self, compiler: Compiler) -> list[Constraint | None]:
+        shape, chat = self._shape, self._chat
+        if shape is not None:
+            self.field = shape.field
+        if chat is None:
+            return [None if shape is None else compiler.follow(shape) for _ in range(self._n)]
+        thinking = self._read is not None and self._read[1]
+        return [
+            self._front_end.replies.constraint(
+                *(compiler, shape, self._loosened or NOTHING_LOOSENED),
+                *(chat.choice, self._budget),
+                thinking=thinking,
+            )
+            for _ in range(self._n)
+        ]

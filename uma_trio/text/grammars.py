@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -48,10 +49,7 @@ _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 class Words:
-    """A vocabulary as llguidance expects it; control tokens, which have no bytes, are marked as no text.
-
-    `tokenize` returns the tokens that the model writes for a text; without it the longest are taken.
-    """
+    """A vocabulary as llguidance expects it; without the model's `tokenize` the longest tokens are taken."""
 
     def __init__(
         self,
@@ -100,10 +98,7 @@ def tokenizer_of(words: Words, n_vocab: int, end_tokens: Sequence[int]) -> LLTok
 
 
 def source_of(kind: Kind, text: str) -> str:
-    """Return what llguidance compiles. Quadratic in a grammar's length, with the GIL.
-
-    Raises :class:`Unconstrainable` if `text` is no shape of this kind.
-    """
+    """Return what llguidance compiles, in quadratic time with the GIL. Raises :class:`Unconstrainable`."""
     try:
         return _SOURCES[kind](text)
     except RecursionError as error:
@@ -115,10 +110,7 @@ def source_of(kind: Kind, text: str) -> str:
 def compiled(
     tokenizer: LLTokenizer, kind: Kind, source: str, limits: LLParserLimits = LIMITS
 ) -> LLMatcher:
-    """Return the matcher of a source, compiled without the GIL.
-
-    Raises :class:`Unconstrainable` if it cannot be enforced, or not within `limits`.
-    """
+    """Return the matcher of a source, without the GIL. Raises :class:`Unconstrainable`, also over `limits`."""
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     refuse_failed(matcher)
     for warning in matcher.get_grammar_warnings() if kind not in _LOOSE_KINDS else ():
@@ -128,16 +120,12 @@ def compiled(
 
 
 def refuse_failed(matcher: LLMatcher) -> None:
-    """Raise :class:`Unconstrainable` if the matcher has failed."""
     if matcher.is_error():
         raise Unconstrainable(_reason(matcher.get_error()))
 
 
 def unforced(source: str) -> str:
-    """Return a source whose masks allow every tokenisation of a forced text.
-
-    Otherwise they hold only the one of `Words`, which without the model's tokeniser may be none of its own.
-    """
+    """Return a source whose masks also allow other tokenisations of a forced text than that of `Words`."""
     head = '%llguidance {"no_forcing": true}\n'
     try:
         (grammar,) = json.loads(source)["grammars"]
@@ -146,14 +134,6 @@ def unforced(source: str) -> str:
     if grammar.get("json_schema") is not None:
         return f"{head}start: %json {json.dumps(grammar['json_schema'], ensure_ascii=False)}\n"
     return head + str(grammar["lark_grammar"])
-
-
-def _of_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(text, overrides=JSON)
-
-
-def _of_loose_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(text, overrides=LOOSE)
 
 
 def _of_choice(text: str) -> str:
@@ -171,11 +151,11 @@ def _of_grammar(text: str) -> str:
 
 
 _SOURCES: Final[dict[Kind, Callable[[str], str]]] = {
-    "schema": _of_schema,
+    "schema": partial(LLMatcher.grammar_from_json_schema, overrides=JSON),
     "regex": LLMatcher.grammar_from_regex,
     "choice": _of_choice,
     "grammar": _of_grammar,
-    "loose schema": _of_loose_schema,
+    "loose schema": partial(LLMatcher.grammar_from_json_schema, overrides=LOOSE),
     "reply": LLMatcher.grammar_from_lark,
 }
 

@@ -22,11 +22,9 @@ class NoTemplate(Unrenderable):
 
 @frozen
 class Prompt:
-    """A rendered chat.
+    """A rendered chat, with the start and end of each control token (`specials`), in turn.
 
-    `specials` are the places, start and end in turn, of the control tokens, all of which the template
-    wrote. The text is tokenised in parts, divided at `cuts`, where a client's text spells a token that the
-    vocabulary recognises anywhere. `is_thinking`: it ends inside the model's reasoning.
+    It is divided at `cuts`, where a client's text spells a token that is recognised in any text.
     """
 
     text: str
@@ -37,11 +35,7 @@ class Prompt:
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True):
-    """A template, and the spellings of the vocabulary that concern it.
-
-    `controls` become control tokens wherever a prompt spells them; `markers` are recognised in any text,
-    and mean something to the template.
-    """
+    """A template, and spellings of the vocabulary: `controls` in a prompt, `markers` in any text."""
 
     template: str
     bos_text: str = ""
@@ -93,8 +87,6 @@ class Rendered(msgspec.Struct, frozen=True, tag="rendered", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """The template does not render this."""
-
     why: str
 
 
@@ -128,16 +120,7 @@ def messages_from(found: Sequence[Any]) -> list[Message]:
 
 
 def packed_tools(tools: Sequence[Tool]) -> list[Any]:
-    """Return the JSON of each tool's function."""
-    return [packed_json(tool.written or _function(tool)) for tool in tools]
-
-
-def _function(tool: Tool) -> dict[str, Any]:
-    return {
-        "name": tool.name,
-        **({"description": tool.description} if tool.description else {}),
-        **({"parameters": tool.parameters} if tool.parameters else {}),
-    }
+    return [packed_json(tool.written or tool.function) for tool in tools]
 
 
 def packed_json(value: Mapping[str, Any]) -> str | msgspec.Raw:

@@ -1,4 +1,4 @@
-"""What runs in the processes that render chat templates. See :mod:`.rendering`.
+"""What runs in the processes that render chat templates. See :mod:`.template`.
 
 Templates come from model files. jinja2's sandbox renders them as transformers does, byte for byte what
 the model was trained on. The limits of the process bound what a template takes.
@@ -38,7 +38,7 @@ from uma_trio.text.prompt import (
     Unrenderable,
     messages_from,
 )
-from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Kinds, Refusals, Reshaping
+from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Cures, Kinds, render_accepted
 from uma_trio.text.slices import in_utf8, slices
 from uma_trio.text.spellings import Spellings, free_marks, unmarked
 
@@ -65,7 +65,7 @@ _SCHEMA_WORDS: Final = frozenset(
 _ASKED: Final = msgspec.msgpack.Decoder(Render)
 
 
-class _TooMuch(Unrenderable):
+class _TooMuch(Exception):
     """A limit is exceeded, which another shape of the conversation would not change."""
 
 
@@ -82,18 +82,6 @@ class _Generation(Extension):
 
     def _written(self, caller: Callable[[], str]) -> str:
         return caller()
-
-
-class _Clock:
-    """The time of the request that is rendered."""
-
-    now = 0.0
-
-    def strftime_now(self, layout: str) -> str:
-        return datetime.fromtimestamp(self.now).strftime(layout)
-
-
-_CLOCK: Final = _Clock()
 
 
 def _raise_exception(message: str) -> None:
@@ -129,7 +117,6 @@ def _environment(kind: type[SandboxedEnvironment]) -> SandboxedEnvironment:
     made = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = _CLOCK.strftime_now
     return made
 
 
@@ -151,7 +138,7 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
             answer: Rendered | Refused | Unknown
             try:
                 answer = _answer(known, asked, _BASE_CHARACTERS + _TIMES * len(frame))
-            except Unrenderable as error:
+            except (Unrenderable, _TooMuch) as error:
                 answer = Refused(str(error))
             link.send(msgspec.msgpack.encode(answer))
 
@@ -189,11 +176,10 @@ class _Asked:
     most: int
     mark: str
     end: str
+    today: datetime
 
 
 class _Renderer:
-    """One template, compiled."""
-
     def __init__(self, source: Source) -> None:
         self._source = source
         try:
@@ -209,16 +195,13 @@ class _Renderer:
         self._spellings = Spellings(source.controls, source.markers)
         self._named = frozenset(re.findall(r"\w+", text))
         self._marks = free_marks([source.template])
-        self._mutable: Template | None = None
         self._dates = {n: d for n, d in _DATES.items() if re.search(rf"\b{n}\b", text)}
         self._wants_functions = re.search(r"\bfunctions\b", text) is not None
         self._writes_functions = _WRITES_FUNCTIONS.search(text) is not None
         self._without_tools: list[Any] | None = None
-        self._refusals = Refusals()
+        self._cures: Cures = {}
 
     def render(self, asked: Render, most: int) -> Rendered:
-        """Render a conversation, in the first shape that the template accepts."""
-        _CLOCK.now = asked.now
         messages = messages_from(asked.messages)
         tools = list(map(json.loads, asked.tools))
         arguments = json.loads(str(asked.arguments))
@@ -228,35 +211,16 @@ class _Renderer:
             raise _TooMuch(
                 "of the hexagrams (U+4DC0 to U+4DFF), two of which are needed, all occur in the messages"
             )
-        each = _Asked(
-            tools, arguments, Habits(*asked.habits), asked.ending, most, marks[0], marks[1]
-        )
-        text, reshaped = self._first(messages, each, reshapes=asked.reshapes)
+        habits, today = Habits(*asked.habits), datetime.fromtimestamp(asked.now)
+        mark, end = marks[:2]
+        each = _Asked(tools, arguments, habits, asked.ending, most, mark, end, today)
+        changes = (*(OF_MESSAGES if asked.reshapes else ()), *(OF_TOOLS if tools else ()))
+        text, reshaped = render_accepted(messages, partial(self._run, each), self._cures, changes)
         return self._ended(text, messages, each, reshaped)
 
-    def _first(
-        self, messages: Sequence[Message], asked: _Asked, *, reshapes: bool
-    ) -> tuple[str, list[str]]:
-        of_tools = OF_TOOLS if asked.tools else ()
-        may_change = (*(OF_MESSAGES if reshapes else ()), *of_tools)
-        reshaping = Reshaping(messages, self._refusals, may_change)
-        for kinds, shape in reshaping:
-            try:
-                text = self._run(shape, asked, kinds)
-            except _TooMuch:
-                raise
-            except Unrenderable as error:
-                reshaping.refused(str(error))
-            else:
-                reshaping.accepted()
-                return text, list(kinds)
-        raise Unrenderable(reshaping.reason)
-
-    def _run(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
+    def _run(self, asked: _Asked, messages: Sequence[Message], kinds: Kinds) -> str:
         try:
             return self._written(messages, asked, kinds)
-        except _TooMuch:
-            raise
         except Unrenderable:
             if asked.tools or self._without_tools is not None:
                 raise
@@ -269,14 +233,14 @@ class _Renderer:
 
     def _written(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
         variables = partial(self._variables, messages, asked, kinds)
-        if self._mutable is not None:
-            return _generated(self._mutable, variables(), asked.most)
         try:
             return _generated(self._template, variables(), asked.most)
         except _Insecure:
+            if self._template.environment is _MUTABLE:
+                raise
             mutable = _MUTABLE.from_string(self._source.template)  # it changes lists: Kimi K2's
             text = _generated(mutable, variables(), asked.most)
-        self._mutable = mutable
+        self._template = mutable
         return text
 
     def _variables(
@@ -293,8 +257,9 @@ class _Renderer:
                 message["content"] = [{"type": "text", "text": message["content"] or ""}]
         of_tools = [kind for kind in kinds if kind in OF_TOOLS]
         tools = [tool_of(self._marked(tool, asked.mark), kinds=of_tools) for tool in asked.tools]
-        today = datetime.fromtimestamp(_CLOCK.now)
+        today = asked.today
         return {
+            "strftime_now": today.strftime,
             **{name: today.strftime(layout) for name, layout in self._dates.items()},
             **self._marked(asked.arguments, asked.mark, self._named),
             **self._functions_of(tools),
@@ -307,10 +272,7 @@ class _Renderer:
         }
 
     def _marked_message(self, message: dict[str, Any], asked: _Asked) -> dict[str, Any]:
-        """Return a marked message, but for markers of reasoning that begin an answer.
-
-        The model wrote these as tokens, clients send them back, and templates look for them.
-        """
+        """Return a marked message, except markers of reasoning at its beginning, which the model wrote."""
         marked: dict[str, Any] = self._marked_document(message, asked.mark)
         if (
             message["role"] == "assistant"

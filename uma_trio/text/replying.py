@@ -6,27 +6,23 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from uma_trio.backend.base import Vocabulary
 from uma_trio.text.chat import Tool, ToolChoice
+from uma_trio.text.constraint import Compiler, Constraint
 from uma_trio.text.derivation import Derivation
 from uma_trio.text.replies import ReplyParser
-from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
+from uma_trio.text.replies.bodies import atoms
+from uma_trio.text.replies.framed import MARKERS
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, answer_of, grammar_of
 from uma_trio.text.schemas import closed
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
 from uma_trio.text.slices import digest, json_text
+from uma_trio.text.thinking import CLOSE, Bounded, Framing, Markers, Thinking
 
-if TYPE_CHECKING:
-    from uma_trio.text.constraint import Compiler, Constraint
-    from uma_trio.text.thinking import Framing, Markers
-
-_HARMONY_MARKERS: Final = (
-    "<|channel|> <|message|> <|start|> <|end|> <|constrain|> <|call|> <|return|>"
-)
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 # Of a tool without parameters: OpenAI's API says that it takes none.
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {
@@ -53,20 +49,13 @@ class Replies:
 
     def __init__(self, vocabulary: Vocabulary, found: Derivation) -> None:
         self._vocabulary = vocabulary
-        self._problems: OrderedDict[bytes, str | None] = OrderedDict()
+        self._problems: OrderedDict[bytes, str] = OrderedDict()
         #: What was found out.
         self.found = found
         self.format = found.format
 
-    # --- reading ---
-
     def parser(
-        self,
-        tools: Sequence[Tool],
-        choice: ToolChoice,
-        *,
-        thinking: bool,
-        continued: bool = False,
+        self, tools: Sequence[Tool], choice: ToolChoice, *, thinking: bool, continued: bool = False
     ) -> ReplyParser | None:
         """Return the parser of one reply; None if a reply is only text."""
         calls = bool(tools) and choice.mode != "none"
@@ -90,26 +79,16 @@ class Replies:
 
     @cached_property
     def _marker_words(self) -> Sequence[str]:
-        from uma_trio.text.replies.bodies import atoms
-
         thought, calls = self.format.thought, self.format.calls
-        text = "" if calls is None else calls.markers
-        if calls is not None and calls.style == "harmony":
-            text = _HARMONY_MARKERS
-        elif calls is not None and calls.style == "channels":
-            text = CHANNEL_MARKERS
+        text = "" if calls is None else MARKERS.get(calls.style, calls.markers)
         if thought is not None:
             text += f" {thought.open} {thought.close}"
         return list(dict.fromkeys(atoms(text)))
 
     def special(self, text: str) -> int | None:
         """Return the id of the special token, without text of its own, that is written like this."""
-        tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
-        if len(tokens) != 1 or self._vocabulary.pieces()[int(tokens[0])]:
-            return None
-        return int(tokens[0])
-
-    # --- holding to ---
+        tokens = self._tokens_of(text)
+        return tokens[0] if len(tokens) == 1 and not self._vocabulary.pieces()[tokens[0]] else None
 
     def constraint(
         self,
@@ -134,14 +113,10 @@ class Replies:
         elif shape is not None:
             inner = self._follow(compiler, shape)
         if budget is not None and calls is not None and calls.style == "harmony":
-            from uma_trio.text.thinking import Bounded
-
             return Bounded(self._framing, inner, budget)
         markers = self._thought_markers
         if markers is None or (inner is None and budget is None):
             return inner
-        from uma_trio.text.thinking import Thinking
-
         return Thinking(markers, inner, budget, thinking=thinking)
 
     def _follow(self, compiler: Compiler, shape: Shape) -> Constraint:
@@ -162,10 +137,7 @@ class Replies:
         return answer_of(shape, JSON)
 
     def loosened(self, compiler: Compiler, tools: Sequence[Tool], choice: ToolChoice) -> Loosened:
-        """Return what the arguments of the tools that may be called are held to.
-
-        Raises :class:`Unconstrainable` if a strict tool's schema cannot be enforced.
-        """
+        """Return what the tools' arguments are held to. Raises :class:`Unconstrainable` for strict tools."""
         offers: list[Offer] = []
         names: list[str] = []
         wanted = [tool for tool in tools if not choice.names or tool.name in choice.names]
@@ -184,21 +156,27 @@ class Replies:
             schema = closed({"type": "object", **tool.parameters})
         text = json_text(schema)
         problem = self._problem_of(compiler, Shape("schema", text))
-        if problem is None:
+        if not problem:
             return {**schema, "x-guidance": JSON}, True
         if tool.strict:
             raise Unconstrainable(f"holds the strict tool {tool.name}, whose schema {problem}")
-        if self._problem_of(compiler, Shape("loose schema", text)) is None:
+        if not self._problem_of(compiler, Shape("loose schema", text)):
             return {**schema, "x-guidance": LOOSE}, False
         return {**_ANY_OBJECT, "x-guidance": JSON}, False
 
-    def _problem_of(self, compiler: Compiler, shape: Shape) -> str | None:
+    def _problem_of(self, compiler: Compiler, shape: Shape) -> str:
+        """Return why a schema cannot be enforced, or ""; the latest answers are remembered."""
         key = digest(shape.kind, shape.text)
-        try:
-            return self._problems[key]
-        except KeyError:
-            found = _problem(compiler, shape)
-        self._problems[key] = found
+        found = self._problems.get(key)
+        if found is None:
+            found = ""
+            try:
+                compiler.check(shape)
+            except NotChecked:
+                raise
+            except Unconstrainable as error:
+                found = str(error)
+            self._problems[key] = found
         while len(self._problems) > _REMEMBERED:
             with suppress(KeyError):  # another thread has dropped the last one
                 self._problems.popitem(last=False)
@@ -210,8 +188,6 @@ class Replies:
 
     @cached_property
     def _framing(self) -> Framing:
-        from uma_trio.text.thinking import CLOSE, Framing
-
         return Framing.of(self.pieces, self._tokens_of(CLOSE))
 
     @cached_property
@@ -219,7 +195,6 @@ class Replies:
         thought, calls = self.format.thought, self.format.calls
         if thought is None or (calls is not None and calls.thought_header):
             return None
-        from uma_trio.text.thinking import Markers
 
         def tokens(marker: bytes) -> tuple[int, ...]:
             return self._tokens_of(marker.decode())
@@ -232,13 +207,3 @@ class Replies:
             tokens(thought.close.encode()),
             self._vocabulary.end_tokens,
         )
-
-
-def _problem(compiler: Compiler, shape: Shape) -> str | None:
-    try:
-        compiler.check(shape)
-    except NotChecked:
-        raise
-    except Unconstrainable as error:
-        return str(error)
-    return None

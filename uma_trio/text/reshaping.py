@@ -6,19 +6,19 @@ call per message. Roles and cuts between messages change; texts stay, but for `D
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, groupby, takewhile
 from operator import is_
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import evolve
 
 from uma_trio.text.chat import Call, Message
-from uma_trio.text.slices import is_blank, json_text
+from uma_trio.text.prompt import Unrenderable
+from uma_trio.text.slices import is_blank, json_text, json_value
 
 _SEPARATOR: Final = "\n\n"
 _MAX_ATTEMPTS: Final = 32
@@ -66,90 +66,75 @@ OF_MESSAGES: Final = tuple(kind for kind in Kind if kind not in OF_TOOLS)
 _INSTEAD: Final = {Kind.DROP_TEXT: Kind.SPLIT_TEXT, Kind.SIMPLIFY_TOOLS: Kind.COMPLETE_TOOLS}
 
 
-class Refusals:
-    """Remembers which changes overcame each refusal of one template. Bounded; safe to use from any thread."""
-
-    def __init__(self) -> None:
-        self._cures: dict[str, Kinds] = {}
-
-    def cure(self, reason: str) -> Kinds:
-        return self._cures.get(_key(reason), ())
-
-    def remember(self, reason: str, kinds: Kinds) -> None:
-        """Store the changes that were accepted after a refusal of the unchanged conversation."""
-        key = _key(reason)
-        self._cures.pop(key, None)
-        self._cures[key] = kinds
-        for oldest in list(self._cures)[:-_MAX_REMEMBERED]:
-            self._cures.pop(oldest, None)
+Cures = dict[str, Kinds]
+"""The changes that overcame each refusal of one template, the latest last."""
+Result = TypeVar("Result")
 
 
-class Reshaping:
-    """Iterates over the shapes of a conversation until a template accepts one.
+def render_accepted(
+    messages: Sequence[Message],
+    render: Callable[[Sequence[Message], Kinds], Result],
+    cures: Cures,
+    kinds: Collection[Kind] = OF_MESSAGES,
+) -> tuple[Result, Kinds]:
+    """Return what `render` makes of the first shape that it accepts, and the changes, within 32 attempts.
 
-    The unchanged conversation is the first, then what was accepted after the same refusal before. A change
-    that leads to another refusal is kept while the next are tried; changes that only help together are last.
-    Call :meth:`refused` or :meth:`accepted` after each shape; `reason` is the first refusal.
+    Raises:
+        Unrenderable: it refuses all of them; the reason is that of the unchanged conversation.
     """
+    shapes = _shapes(tuple(messages), cures, tuple(kind for kind in Kind if kind in kinds))
+    applied, shape = next(shapes)
+    refusals: list[str] = []
+    while True:
+        try:
+            result = render(shape, applied)
+        except Unrenderable as error:
+            refusals.append(str(error))
+            try:
+                applied, shape = shapes.send(refusals[-1])
+            except StopIteration:
+                raise Unrenderable(refusals[0]) from error
+        else:
+            if refusals:
+                cures.pop(_key(refusals[0]), None)
+                cures[_key(refusals[0])] = applied
+                if len(cures) > _MAX_REMEMBERED:
+                    del cures[next(iter(cures))]
+            return result, applied
 
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        refusals: Refusals | None = None,
-        kinds: Collection[Kind] = OF_MESSAGES,
-    ) -> None:
-        self._messages = tuple(messages)
-        self._kinds = tuple(kind for kind in Kind if kind in kinds)
-        self._refusals = Refusals() if refusals is None else refusals
-        self._tried: set[Kinds] = set()
-        self._current: Kinds = ()
-        self._latest = ""
-        #: Why the unchanged conversation was refused.
-        self.reason = ""
 
-    def __iter__(self) -> Iterator[tuple[Kinds, Sequence[Message]]]:
-        """Yield the kinds of changes and the messages, at most 32 times."""
-        yield from self._attempt(())
-        yield from self._attempt(self._refusals.cure(self.reason))
-        yield from self._one_by_one()
-        for end in range(2, len(self._kinds) + 1):
-            yield from self._attempt(self._kinds[:end])
+_Attempts = Generator[tuple[Kinds, Sequence[Message]], str, Result]
 
-    def refused(self, reason: str) -> None:
-        self._latest = reason
-        if not self._current:
-            self.reason = reason
 
-    def accepted(self) -> None:
-        if self._current:
-            self._refusals.remember(self.reason, self._current)
+def _shapes(messages: Sequence[Message], cures: Cures, kinds: Kinds) -> _Attempts[None]:
+    """Yield the unchanged conversation, and others; receive why each is refused.
 
-    def _one_by_one(self) -> Iterator[tuple[Kinds, Sequence[Message]]]:
-        kept: Kinds = ()
-        reason: str | None = self.reason
-        n_left = _MAX_ATTEMPTS - len(self._kinds)
-        while reason is not None:
-            before, reason = reason, None
-            for kind in self._kinds:
-                if kind in kept or len(self._tried) >= n_left:
-                    continue
-                found = yield from self._attempt((*kept, kind))
-                if found is not None and _key(found) != _key(before):
-                    kept, reason = (*kept, kind), found
-                    break
+    The second is what was accepted after the same refusal before. A change that leads to another refusal
+    has overcome the first one and is kept. Changes that only help together are tried at the end.
+    """
+    tried: set[Kinds] = set()
 
-    def _attempt(
-        self, kinds: Iterable[Kind]
-    ) -> Generator[tuple[Kinds, Sequence[Message]], None, str | None]:
-        applied, messages = reshaped(
-            self._messages, (kind for kind in kinds if kind in self._kinds)
-        )
-        if applied in self._tried:
+    def attempt(wanted: Iterable[Kind]) -> _Attempts[str | None]:
+        applied, shape = reshaped(messages, (kind for kind in wanted if kind in kinds))
+        if applied in tried:
             return None
-        self._tried.add(applied)
-        self._current, self._latest = applied, ""
-        yield applied, messages
-        return self._latest
+        tried.add(applied)
+        return (yield applied, shape)
+
+    reason = yield from attempt(())
+    yield from attempt(cures.get(_key(reason or ""), ()))
+    kept: Kinds = ()
+    while reason is not None:
+        before, reason = reason, None
+        for kind in kinds:
+            if kind in kept or len(tried) >= _MAX_ATTEMPTS - len(kinds):
+                continue
+            found = yield from attempt((*kept, kind))
+            if found is not None and _key(found) != _key(before):
+                kept, reason = (*kept, kind), found
+                break
+    for end in range(2, len(kinds) + 1):
+        yield from attempt(kinds[:end])
 
 
 def reshaped(messages: Sequence[Message], kinds: Iterable[Kind]) -> tuple[Kinds, Sequence[Message]]:
@@ -297,16 +282,9 @@ def _wrap_arguments(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _wrapped(call: Call) -> Call:
-    if is_blank(call.arguments) or _is_object(call.arguments):
+    if is_blank(call.arguments) or isinstance(json_value(call.arguments), dict):
         return call
     return evolve(call, arguments=json_text({"arguments": call.arguments}))
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _split_text(messages: Sequence[Message]) -> Iterator[Message]:

@@ -18,10 +18,7 @@ _VALUES: Final = frozenset({"enum", "const", "default", "examples", "example"})
 
 
 def without_annotations(schema: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a schema without unknown formats and `uniqueItems`, and what was removed, each once.
-
-    Whether items are unique can only be seen at the end of an answer. `uniqueItems: false` is no demand.
-    """
+    """Return a schema without unknown formats and `uniqueItems`, and what was removed, each once."""
     dropped: dict[str, None] = {}
     return _without(schema, dropped), tuple(dropped)
 
@@ -94,10 +91,7 @@ _NOWHERE: Final = object()
 
 
 def part_of(whole: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `schema`, a part of `whole`, with everything that it references under ``$defs``.
-
-    References that lead nowhere, or out of `whole`, stay as they are.
-    """
+    """Return `schema`, a part of `whole`, with everything that it references in it under ``$defs``."""
     names: dict[str, str] = {}
     moved: dict[str, Any] = {}
 

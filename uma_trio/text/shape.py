@@ -42,8 +42,8 @@ class Unknown(Exception):
 class Shape:
     """What an answer has to look like, with what the request calls it (`field`).
 
-    `text` is a JSON Schema, a regular expression in Rust's syntax, a JSON list of strings, or a GBNF or
-    Lark grammar. A "loose schema" (without what cannot be enforced) and a "reply" are the daemon's own.
+    `text` is a JSON Schema, a regular expression in Rust's syntax, a JSON list of strings, or a grammar in
+    GBNF or Lark. "loose schema" and "reply" are the daemon's own kinds.
     """
 
     kind: Kind

@@ -23,16 +23,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from uma_trio.confined.host import anonymous
 from uma_trio.confined.link import WorkerLink
-from uma_trio.text.grammars import (
-    LIMITS_HERE,
-    MAX_ITEMS,
-    Words,
-    compiled,
-    refuse_failed,
-    source_of,
-    tokenizer_of,
-    unforced,
-)
+from uma_trio.text import grammars
 from uma_trio.text.shape import Kind, Unconstrainable
 
 STEP: Final = struct.Struct("<ci")
@@ -51,7 +42,7 @@ _TRIED_S: Final = 0.010
 _TRIED_STEPS: Final = 24
 _DEAR: Final = 48
 _AMBIGUOUS: Final = (
-    f"can be read in too many ways (more than {MAX_ITEMS} items in a row of the parser's table); "
+    f"can be read in too many ways (more than {grammars.MAX_ITEMS} items in a row of the parser's table); "
     "make it less ambiguous"
 )
 _SIGNS: Final = frozenset(b'[]{}",:')
@@ -76,10 +67,7 @@ class Follow(msgspec.Struct, frozen=True, tag="follow", array_like=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """Why a shape is refused, or what llguidance compiles and its costs, in seconds of CPU time.
-
-    `step_s` is the longest step of a short walk.
-    """
+    """Why a shape is refused, or what llguidance compiles and its costs, in seconds of CPU time."""
 
     problem: str | None = None
     source: str = ""
@@ -95,8 +83,8 @@ _ASKED: Final = msgspec.msgpack.Decoder(Check | Follow)
 def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
     """Return what a worker runs. Called once, in the host."""
     known = msgspec.msgpack.decode(setup, type=Known)
-    words = Words(known.pieces, known.end_tokens)
-    tokenizer = tokenizer_of(words, len(known.pieces), known.end_tokens)
+    words = grammars.Words(known.pieces, known.end_tokens)
+    tokenizer = grammars.tokenizer_of(words, len(known.pieces), known.end_tokens)
     dear = dearest(known.pieces)
 
     def work(link: WorkerLink) -> None:
@@ -105,8 +93,8 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
             link.send(msgspec.msgpack.encode(_verdict(tokenizer, dear, asked)))
             return
         held = anonymous()
-        source = unforced(source_of(asked.kind, asked.text))
-        matcher = compiled(tokenizer, asked.kind, source)
+        source = grammars.unforced(grammars.source_of(asked.kind, asked.text))
+        matcher = grammars.compiled(tokenizer, asked.kind, source)
         allowance = _Allowance(asked.grace_s, held)
         while True:
             steps = link.receive()
@@ -167,16 +155,16 @@ def _verdict(tokenizer: LLTokenizer, dear: Sequence[int], asked: Check) -> Verdi
     held = anonymous()
     began = time.process_time()
     try:
-        source = source_of(asked.kind, asked.text)
-        matcher = compiled(tokenizer, asked.kind, source)
+        source = grammars.source_of(asked.kind, asked.text)
+        matcher = grammars.compiled(tokenizer, asked.kind, source)
         matcher.compute_bitmask()  # the first step may take long
-        refuse_failed(matcher)
+        grammars.refuse_failed(matcher)
     except Unconstrainable as error:
         return Verdict(problem=str(error))
     took = time.process_time() - began
     if not is_plain(asked.kind, asked.text):
         return Verdict(None, source, max(0, anonymous() - held), took)
-    step = _walked(compiled(tokenizer, asked.kind, source, LIMITS_HERE), dear)
+    step = _walked(grammars.compiled(tokenizer, asked.kind, source, grammars.LIMITS_HERE), dear)
     # What follows is held for each answer, too, and what was read is not.
     return Verdict(None, source, max(0, anonymous() - held), took, step, plain=True)
 
@@ -214,14 +202,14 @@ def _longest_step(
 
 def dearest(pieces: Sequence[bytes]) -> list[int]:
     """Return the tokens of most lexemes of JSON, those of most first, and every single byte."""
-    found = [(_n_signs(piece), token) for token, piece in enumerate(pieces) if len(piece) > 1]
+    found = [
+        (sum([byte in _SIGNS for byte in piece]), token)
+        for token, piece in enumerate(pieces)
+        if len(piece) > 1
+    ]
     most = heapq.nlargest(_DEAR, [each for each in found if each[0] > 1])
     singles = [token for token, piece in enumerate(pieces) if len(piece) == 1]
     return [*(token for _, token in most), *singles]
-
-
-def _n_signs(piece: bytes) -> int:
-    return sum([byte in _SIGNS for byte in piece])
 
 
 # An alternative of ten arrays of itself has steps of 5 to 10 ms for a token of 64 brackets, the

@@ -45,7 +45,6 @@ def utf8_length(text: str) -> int:
 
 
 def is_blank(text: str) -> bool:
-    """Whether there is nothing but white space in `text`, or nothing at all."""
     return not text or all(map(str.isspace, slices(text)))
 
 
@@ -68,10 +67,7 @@ def stripped(text: str, left: str | None = None, right: str | None = None) -> st
 
 
 def json_text(value: Any) -> str:
-    """Return ``json.dumps(value, ensure_ascii=False)``; one call of the encoder takes at most 0.3 ms.
-
-    Raises :class:`RecursionError`.
-    """
+    """Return ``json.dumps(value, ensure_ascii=False)`` in calls of at most 0.3 ms. Raises RecursionError."""
     if is_short(value):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, str):
@@ -80,6 +76,14 @@ def json_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{', '.join(_inside(runs_of(value)))}}}"
     return f"[{', '.join(_inside(value[at : at + RUN] for at in range(0, len(value), RUN)))}]"
+
+
+def json_value(text: str, otherwise: Any = None) -> Any:
+    """Return what a JSON text means, or something else if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return otherwise
 
 
 def _inside(runs: Iterable[Any]) -> Iterator[str]:
@@ -93,7 +97,6 @@ def _inside(runs: Iterable[Any]) -> Iterator[str]:
 
 
 def runs_of(value: Mapping[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Yield the members of an object in runs of at most `RUN`."""
     members = iter(value.items())
     while run := dict(islice(members, RUN)):
         yield run
@@ -131,10 +134,7 @@ _ESCAPED = b"\xff\xff"
 
 
 def without_lone_surrogates(document: bytes) -> bytes:
-    """Return a JSON document with U+FFFD for each escaped half of a surrogate pair; its length stays.
-
-    What is not JSON stays what the decoder refuses. 64 KiB of such escapes take 0.8 ms.
-    """
+    """Return a JSON document of the same length with U+FFFD for each escaped half of a surrogate pair."""
     if (rb"\ud" not in document and rb"\uD" not in document) or b"\xff" in document:
         return document
     plain = document.replace(rb"\\", _ESCAPED)

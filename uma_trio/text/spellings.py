@@ -39,10 +39,7 @@ class Spellings:
         self._tails = {w[-n:] for w in every for n in range(_LEAST_EDGE, len(w))}
 
     def marked(self, text: str, mark: str, named: Container[str] = ()) -> str:
-        """Return `text` with `mark` inside everything that may be part of a spelling.
-
-        A name that the template compares with (`named`), such as `think`, stays as it is.
-        """
+        """Return `text` with `mark` in every possible part of a spelling; names that templates compare stay."""
         places = set() if text in named else self._places(text)
         if not places:
             return text
@@ -82,16 +79,7 @@ class Spellings:
 
     def cuts(self, text: str, marks: Sequence[int]) -> list[int]:
         """Return those of `marks` that are inside a marker."""
-        return [
-            place
-            for place in marks
-            if any(self._is_inside(word, text, place) for word in self._markers)
-        ]
-
-    @staticmethod
-    def _is_inside(word: str, text: str, place: int) -> bool:
-        around = text[max(0, place - len(word) + 1) : place + len(word) - 1]
-        return word in around
+        return [place for place in marks if any(_spans(w, text, place) for w in self._markers)]
 
     def _found(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield the spellings in `text` as llama.cpp finds them: the longest first, wherever they are."""
@@ -109,6 +97,10 @@ class Spellings:
                 else:
                     at = text.find(word, at + 1)
         yield from sorted(taken)
+
+
+def _spans(word: str, text: str, place: int) -> bool:
+    return word in text[max(0, place - len(word) + 1) : place + len(word) - 1]
 
 
 def _telling_part(word: str) -> str:

@@ -75,7 +75,6 @@ class TokenText:
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that was found; then nothing more is returned."""
         return None if self._stops is None else self._stops.stopped
 
     def push(self, token_id: int) -> str:

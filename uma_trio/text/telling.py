@@ -53,12 +53,12 @@ def told(
     if not block:
         yield Told(messages)
         return
-    system, rest = messages[:1], messages[1:]
-    if not system or system[0].role != "system":
-        system, rest = [Message("system")], messages
-    content = "\n\n".join([text for text in (system[0].content, block) if text])
-    yield Told([evolve(system[0], content=content), *rest], (), block)
-    yield Told(without_system([evolve(system[0], content=content), *rest]), (), block)
+    has_system = bool(messages) and messages[0].role == "system"
+    system, *rest = messages if has_system else [Message("system"), *messages]
+    content = "\n\n".join([text for text in (system.content, block) if text])
+    shown = [evolve(system, content=content), *rest]
+    yield Told(shown, (), block)
+    yield Told(without_system(shown), (), block)
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
@@ -71,16 +71,7 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 def _block(tools: Sequence[Tool], format: ReplyFormat) -> str:  # noqa: A002
     behind = _BEHIND if format.source == "generic" else _BEHIND_ONE
-    lines = [
-        json_text(
-            {
-                "name": tool.name,
-                **({"description": tool.description} if tool.description else {}),
-                "parameters": dict(tool.parameters),
-            }
-        )
-        for tool in tools
-    ]
+    lines = [json_text({**tool.function, "parameters": dict(tool.parameters)}) for tool in tools]
     return "\n".join([_BEFORE, "<tools>", *lines, "</tools>", behind, _example(format.calls)])
 
 

@@ -17,10 +17,7 @@ _MOST_SPACE: Final = 8  # tokens of white space between the reasoning and what f
 
 @frozen(eq=False)
 class Markers:
-    """The markers of a model's reasoning, and the vocabulary.
-
-    `pieces` are the bytes of every token, special ones as a reply shows them; `ends` end an answer.
-    """
+    """The markers of a model's reasoning, and the bytes of every token as a reply shows them."""
 
     tokens_of: Callable[[bytes], Sequence[int]]
     pieces: Sequence[bytes]
@@ -32,11 +29,7 @@ class Markers:
 
 @frozen
 class _At:
-    """The state of an answer.
-
-    `seen` was read of the marker that is expected, `n` counts tokens of reasoning, `spaces` those of white
-    space behind it, `forced` must come next.
-    """
+    """The state of an answer; `seen` was read of the expected marker, and `forced` must come next."""
 
     phase: Literal["before", "thinking", "behind", "answer"]
     seen: bytes = b""
@@ -49,19 +42,14 @@ _ANSWER: Final = _At("answer")
 
 
 class Thinking:
-    """Leaves the reasoning of one answer free, and applies `inner` to what follows.
-
-    Behind `budget` tokens of reasoning only its closing marker is allowed. `thinking`: the prompt opened it.
-    """
+    """Leaves at most `budget` tokens of reasoning free, and applies `inner` to what follows."""
 
     __slots__ = ("_at", "_budget", "_inner", "_markers", "_past")
 
     def __init__(
         self, markers: Markers, inner: Constraint | None, budget: int | None, *, thinking: bool
     ) -> None:
-        self._markers = markers
-        self._inner = inner
-        self._budget = budget
+        self._markers, self._inner, self._budget = markers, inner, budget
         self._at = self._in_thought(b"", 0, ()) if thinking else _At("before")
         self._past: list[_At] = []
 
@@ -84,21 +72,21 @@ class Thinking:
         return self._inner is None or (not at.seen and self._inner.allows(token))
 
     def allowed(self) -> NDArray[np.intp]:
-        return (
-            self._allowed_here() if self._inner is None or self._is_free else self._inner.allowed()
-        )
+        inner = self._deciding
+        return self._allowed_here() if inner is None else inner.allowed()
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        if self._inner is not None and not self._is_free:
-            return self._inner.deferred()
+        if (inner := self._deciding) is not None:
+            return inner.deferred()
         here = self._allowed_here()
         return lambda: here
 
     @property
-    def _is_free(self) -> bool:
-        """Whether the reasoning alone decides what comes next."""
+    def _deciding(self) -> Constraint | None:
+        """What decides what comes next; None where the reasoning alone does."""
         at = self._at
-        return bool(at.forced or at.phase == "thinking" or (at.seen and at.phase == "before"))
+        is_free = at.forced or at.phase == "thinking" or (at.seen and at.phase == "before")
+        return None if is_free else self._inner
 
     def _allowed_here(self) -> NDArray[np.intp]:
         at = self._at
@@ -177,10 +165,7 @@ CLOSE: Final = "<|end|><|start|>assistant"
 
 @frozen(eq=False)
 class Framing:
-    """How a model writes harmony: the bytes of each token, special ones as markers.
-
-    `close` are the tokens of :data:`CLOSE`, `names` those that may begin the name of reasoning's channel.
-    """
+    """How a model writes harmony: `close` are the tokens of :data:`CLOSE`, `names` begin "analysis"."""
 
     pieces: Sequence[bytes]
     close: tuple[int, ...]
@@ -209,17 +194,12 @@ class _Place:
 
 
 class Bounded:
-    """Bounds all reasoning of one reply in harmony to `budget` tokens.
-
-    Then the message is closed, and the next one is an answer or a call. `inner` constrains the whole reply.
-    """
+    """Bounds the reasoning of a reply in harmony; then the next message is an answer or a call."""
 
     __slots__ = ("_at", "_budget", "_framing", "_inner", "_past")
 
     def __init__(self, framing: Framing, inner: Constraint | None, budget: int) -> None:
-        self._framing = framing
-        self._inner = inner
-        self._budget = budget
+        self._framing, self._inner, self._budget = framing, inner, budget
         self._at = _Place()
         self._past: list[_Place] = []
 
@@ -283,10 +263,7 @@ class Bounded:
         return self._spent(_Place(tail, at.n + 1, thinking=True))
 
     def _spent(self, at: _Place) -> _Place:
-        """Return the same place; its message must be closed if the budget is spent.
-
-        In the middle of a character a grammar takes no marker: then the next token ends that first.
-        """
+        """Close the message if the budget is spent, unless in the middle of a character, where no marker fits."""
         close = self._framing.close
         if not at.thinking or at.n < self._budget:
             return at

@@ -1,8 +1,7 @@
 """Text to tokens for one model: part by part, with a cache.
 
-A long text is cut where its tokens are those of its parts (:attr:`Vocabulary.parts_at_lines` and
-:meth:`Vocabulary.apart`), so that only what differs from an earlier text is tokenised. As cached
-prefixes are, tokens are kept by principal and namespace: nobody can time another one's texts.
+A long text is cut where its tokens are those of its parts. As cached prefixes are, tokens are kept by
+principal and namespace: nobody can time another one's texts.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Whose:
 
 
 @define
-class _Shelf:
+class _Entries:
     """The tokens of one principal, in order of use."""
 
     tokens: OrderedDict[_Name, IntArray] = field(factory=OrderedDict)
@@ -50,32 +49,24 @@ class _Shelf:
 class Remembered:
     """A cache of tokens by text, of at most `budget` bytes. Safe to use from any thread.
 
-    The principal that holds most loses its least recently used entries; of too many principals the least
-    recent one is dropped.
+    The principal that holds most, and of too many the least recent one, loses entries first.
     """
 
     def __init__(self, budget: int = BUDGET) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
-        self._n_bytes = 0
-
-    @property
-    def n_bytes(self) -> int:
-        return self._n_bytes
+        self._by_principal: OrderedDict[str, _Entries] = OrderedDict()
+        self.n_bytes = 0
 
     def tokens(self, whose: Whose, text: str, how: str, make: Callable[[], IntArray]) -> IntArray:
-        """Return the tokens of `text`, which `make` computes on a miss. Not to be changed.
-
-        `how` names everything else that the tokens depend on.
-        """
+        """Return the tokens of `text`, by `make` on a miss; `how` names what else they depend on."""
         name = whose.namespace, how, _digest(text)
         with self._lock:
-            shelf = self._shelves.get(whose.principal)
-            found = None if shelf is None else shelf.tokens.get(name)
-            if shelf is not None and found is not None:
-                shelf.tokens.move_to_end(name)
-                self._shelves.move_to_end(whose.principal)
+            entries = self._by_principal.get(whose.principal)
+            found = None if entries is None else entries.tokens.get(name)
+            if entries is not None and found is not None:
+                entries.tokens.move_to_end(name)
+                self._by_principal.move_to_end(whose.principal)
                 return found
         made = make()
         with self._lock:
@@ -88,24 +79,24 @@ class Remembered:
 
     def _keep(self, principal: str, name: _Name, tokens: IntArray) -> None:
         n_bytes = tokens.nbytes + _ENTRY_BYTES
-        shelf = self._shelves.setdefault(principal, _Shelf())
-        self._shelves.move_to_end(principal)
-        if name not in shelf.tokens and n_bytes <= self._budget:
-            shelf.tokens[name] = tokens
-            shelf.n_bytes += n_bytes
-            self._n_bytes += n_bytes
-        while len(self._shelves) > MOST_PRINCIPALS:
-            self._drop(next(iter(self._shelves)))
-        while self._n_bytes > self._budget:
-            most = max(self._shelves.values(), key=lambda one: one.n_bytes)
+        entries = self._by_principal.setdefault(principal, _Entries())
+        self._by_principal.move_to_end(principal)
+        if name not in entries.tokens and n_bytes <= self._budget:
+            entries.tokens[name] = tokens
+            entries.n_bytes += n_bytes
+            self.n_bytes += n_bytes
+        while len(self._by_principal) > MOST_PRINCIPALS:
+            self._drop(next(iter(self._by_principal)))
+        while self.n_bytes > self._budget:
+            most = max(self._by_principal.values(), key=lambda one: one.n_bytes)
             _, oldest = most.tokens.popitem(last=False)
             most.n_bytes -= oldest.nbytes + _ENTRY_BYTES
-            self._n_bytes -= oldest.nbytes + _ENTRY_BYTES
+            self.n_bytes -= oldest.nbytes + _ENTRY_BYTES
 
     def _drop(self, principal: str) -> None:
-        dropped = self._shelves.pop(principal, None)
+        dropped = self._by_principal.pop(principal, None)
         if dropped is not None:
-            self._n_bytes -= dropped.n_bytes
+            self.n_bytes -= dropped.n_bytes
 
 
 def _digest(text: str) -> str | bytes:
@@ -127,24 +118,15 @@ class Tokeniser:
     def __init__(
         self, vocabulary: Vocabulary, pieces: Sequence[bytes], least_part: int = LEAST_PART
     ) -> None:
-        self._vocabulary = vocabulary
-        self._pieces = pieces
-        self._least_part = least_part
+        self._vocabulary, self._pieces, self._least_part = vocabulary, pieces, least_part
         self._remembered = Remembered()
         self._adds_space = self._bytes(self.tokens("a")).startswith(b" ")
         self._parts_at_lines = vocabulary.parts_at_lines
 
-    def tokens(
-        self,
-        text: str,
-        whose: Whose | None = None,
-        *,
-        joined: bool = False,
-    ) -> IntArray:
-        """Return the tokens (int32) of a text without control tokens. Not to be changed.
+    def tokens(self, text: str, whose: Whose | None = None, *, joined: bool = False) -> IntArray:
+        """Return the tokens (int32) of a text without control tokens, cached for its owner. Not to be changed.
 
-        `joined` leaves out the space that some vocabularies put before a text. Tokens are cached for `whose`
-        texts these are; None for nobody's.
+        `joined` leaves out the space that some vocabularies put before a text.
         """
         if whose is None or len(text) < _LEAST_REMEMBERED:
             return self._made(text, joined=joined)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.literals import CLOSING, TEXT, Literals, elements_of, json_of, quoted
 from uma_trio.text.replies.maker import Maker
 from uma_trio.text.replies.source import Source, Steps, begun, compact, fits
+from uma_trio.text.slices import json_value
 
 _ATOM: Final = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
 _NOT_NAME: Final = re.compile(r"[^\w.:/-]")
@@ -108,32 +108,27 @@ class Calls:
         maker.text(text)
 
     def _next(self, *, first: bool) -> Steps[bool]:
-        opened = yield from self._opened(first=first)
-        return opened and (yield from self._body())
-
-    def _opened(self, *, first: bool) -> Steps[bool]:
         for number, marker in enumerate(self._opens if first else self._opens[:1]):
             if (yield from self._source.take(marker)):
                 self._known_only |= number > 0
-                return True
+                return (yield from self._body())
         return False
 
     def _skip(self, markers: Sequence[str]) -> Steps[None]:
         for marker in markers:
             yield from self._source.take(marker)
 
-    # --- objects ---
-
     def _object(self) -> Steps[bool]:
         source = self._source
         if (yield from source.peek()) != "{":
             return False
         source.pos += 1
+        expected = (self.syntax.name_key, self.syntax.arguments_key, "type")
         members: dict[str, str] = {}
         started = False
         while (yield from source.peek()) == '"':
             key = yield from self._key()
-            if key is None or not self._is_expected(key):
+            if key is None or (self.syntax.bare and key not in expected):
                 return started
             if key == self.syntax.arguments_key and self._name_of(members) and not started:
                 started = True
@@ -157,10 +152,6 @@ class Calls:
         self._maker.arguments(_unwrapped(members.get(self.syntax.arguments_key, "")))
         self._cut = False
         return True
-
-    def _is_expected(self, key: str) -> bool:
-        syntax = self.syntax
-        return not syntax.bare or key in (syntax.name_key, syntax.arguments_key, "type")
 
     def _name_of(self, members: Mapping[str, str]) -> str:
         name = _text_of(members.get(self.syntax.name_key, '""'))
@@ -201,21 +192,10 @@ class Calls:
         whole = yield from self._source.value(parts.append)
         return "".join(parts) if whole else None
 
-    # --- a name, and arguments behind it ---
-
     def _named(self) -> Steps[bool]:
         source = self._source
-        before = ""
-        if self._id_close:
-            yield from source.peek()
-            before = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
-            if not (yield from source.take(self._id_close)):
-                return False
-        name, id_ = yield from self._name()
-        id_ = id_ or before
-        if name and self._id_open and (yield from source.take(self._id_open)):
-            id_ = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
-        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+        name, id_ = yield from self._called()
+        if not name:
             return False
         first = yield from source.peek()
         if first == "{":
@@ -229,6 +209,22 @@ class Calls:
             return True
         return False
 
+    def _called(self) -> Steps[tuple[str, str]]:
+        """Read a name up to the arguments, and an id beside it; both "" if this is no call."""
+        source, before = self._source, ""
+        if self._id_close:
+            yield from source.peek()
+            before = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
+            if not (yield from source.take(self._id_close)):
+                return "", ""
+        name, id_ = yield from self._name()
+        id_ = id_ or before
+        if name and self._id_open and (yield from source.take(self._id_open)):
+            id_ = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
+        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+            return "", ""
+        return name, id_
+
     def _name(self) -> Steps[tuple[str, str]]:
         yield from self._source.peek()
         header = yield from self._source.until(_NOT_NAME, _MAX_NAME)
@@ -236,12 +232,10 @@ class Calls:
             return header or "", ""
         return header.removeprefix("functions.").rpartition(":")[0] or header, header
 
-    # --- literals of a language ---
-
     def _literal(self) -> Steps[bool]:
         source, syntax, maker = self._source, self.syntax, self._maker
-        name, _ = yield from self._name()
-        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+        name, _ = yield from self._called()
+        if not name:
             return False
         self._begin(name, "")
         maker.arguments("{")
@@ -254,12 +248,10 @@ class Calls:
         self._cut = False
         return True
 
-    # --- tags ---
-
     def _tagged(self) -> Steps[bool]:
         source, syntax, maker = self._source, self.syntax, self._maker
-        name, _ = yield from self._name()
-        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+        name, _ = yield from self._called()
+        if not name:
             return False
         opener, closer = compact(syntax.key_open), compact(syntax.key_close)
         other = compact(syntax.key_close_json)
@@ -305,10 +297,7 @@ class Calls:
         return True
 
     def _value(self, name: str, key: str, kinds: frozenset[str]) -> Steps[bool]:
-        """Read a value up to the first closing tag behind which something may follow.
-
-        False if the reply ended in it; then its JSON is left open.
-        """
+        """Read a value up to its closing tag; false if the reply ended in it, and its JSON is left open."""
         source = self._source
         if self._line_before and (source.pos < len(source.text) or (yield from source.more())):
             source.pos += source.text.startswith("\n", source.pos)
@@ -327,18 +316,18 @@ class Calls:
             while place >= 0 and (goes_on := self._goes_on(place + len(closer))) is False:
                 place = text.find(closer, place + 1)
             if place >= 0 and goes_on:
-                _give(out, text[at:place].removesuffix(self._line_behind))
+                out(text[at:place].removesuffix(self._line_behind))
                 source.pos = place + len(closer)
                 return True
             safe = len(text) - begun(text, closer) if place < 0 else place
             safe -= safe > at and text[safe - 1] == self._line_behind
-            _give(out, text[at:safe])
+            out(text[at:safe])
             source.pos = safe
             if not (yield from source.more()):
                 if place >= 0:  # and what has begun behind it may be what goes on there
                     source.pos = place + len(closer)
                 elif not source.cut:
-                    _give(out, source.text[safe:])
+                    out(source.text[safe:])
                 return place >= 0
 
     def _goes_on(self, place: int) -> bool | None:
@@ -350,16 +339,8 @@ class Calls:
         return None if None in found else False
 
 
-def _give(out: Callable[[str], object], text: str) -> None:
-    if text:
-        out(text)
-
-
 def _text_of(value: str) -> str:
-    try:
-        decoded = json.loads(value)
-    except (ValueError, RecursionError):
-        return ""
+    decoded = json_value(value, "")
     return decoded if isinstance(decoded, str) else value
 
 

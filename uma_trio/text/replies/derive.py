@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from attrs import evolve, frozen
@@ -22,6 +22,7 @@ from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
 from uma_trio.text.replies.maker import collect
 from uma_trio.text.replies.parser import ReplyParser
 from uma_trio.text.replies.source import compact
+from uma_trio.text.slices import json_value
 
 PROBING_S: Final = 10.0  # a large template takes 0.2
 _USER: Final = Message("user", "Hello")
@@ -130,7 +131,8 @@ class _Probe:
             two = self._reply(_CALLS, habits, thought)
             if "qzvalc" not in two:  # it refuses a second call, or leaves it out
                 two = ""
-            for syntax in _syntaxes(one, two):
+            found = (find(one, two) for find in (_as_object, _as_named, _as_tagged))
+            for syntax in filter(None, found):
                 if not _is_ours(syntax.markers) and _reads_back(syntax, one, two):
                     return habits, self._with_json_keys(syntax, habits, thought)
             known = known or habits
@@ -172,10 +174,7 @@ def _is_ours(markers: str) -> bool:
 
 
 def _surround(tags: Sequence[str], plain: str) -> bool:
-    """Whether two tags also surround a text without reasoning, as they do any message.
-
-    An empty thought before it, or the end of one, is how some templates write that there is none.
-    """
+    """Whether two tags also surround a text without reasoning; empty thoughts before it do not count."""
     before, _, after = plain.rpartition(_USER.content)[2].partition(_SAID)
     before = before.rstrip().removesuffix(tags[1]).rstrip().removesuffix(tags[0])
     return any(tag in before + after for tag in tags)
@@ -188,27 +187,10 @@ def _reads_back(syntax: CallSyntax, one: str, two: str) -> bool:
             continue
         parser = ReplyParser(made, tools=_TOOLS)
         said = collect([*parser.feed(text), *parser.finish()])
-        found = [(call.name, _decoded(call.arguments)) for call in said.calls]
+        found = [(call.name, json_value(call.arguments)) for call in said.calls]
         if said.content or found != [(call.name, json.loads(call.arguments)) for call in calls]:
             return False
     return True
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-# --- from the text of replies to a syntax ---
-
-
-def _syntaxes(one: str, two: str) -> Iterator[CallSyntax]:
-    for find in (_as_object, _as_named, _as_tagged):
-        found = find(one, two)
-        if found is not None:
-            yield found
 
 
 @frozen
@@ -343,13 +325,9 @@ def _as_tagged(one: str, two: str) -> CallSyntax | None:
     key_open = "".join(following[n_close:])
     if not (value_close.strip() and key_open.strip() and found.value["of"].strip()):
         return None
-    syntax = evolve(
-        around,
-        between=None if around.between is None else around.between.removeprefix(value_close),
-        behind=around.behind.removeprefix(value_close),
-    ).syntax(style="tagged")
-    return evolve(
-        syntax,
+    between = None if around.between is None else around.between.removeprefix(value_close)
+    return _Around(around.before, between, around.behind.removeprefix(value_close)).syntax(
+        style="tagged",
         after_name=found.value["after"].removesuffix(key_open),
         key_open=key_open,
         key_close=found.value["of"],

@@ -14,8 +14,8 @@ from attrs import frozen
 
 from uma_trio.text.chat import ToolChoice
 from uma_trio.text.replies.bodies import atoms
-from uma_trio.text.replies.channels import attribute
 from uma_trio.text.replies.format import CallSyntax
+from uma_trio.text.replies.framed import attribute
 from uma_trio.text.replies.literals import CLOSING, kinds_of
 from uma_trio.text.schemas import part_of
 from uma_trio.text.shape import Shape
@@ -39,8 +39,6 @@ Special = Callable[[str], int | None]
 
 @frozen
 class Offer:
-    """A tool as a grammar needs it; its arguments are held to `schema`."""
-
     name: str
     schema: Mapping[str, Any]
 
@@ -52,10 +50,7 @@ def grammar_of(
     special: Special,
     answer: str = _ANY_TEXT,
 ) -> str:
-    """Return the grammar of a reply that may, or must, call one of `offers`.
-
-    `answer` is the grammar of a reply without calls; only any text may also precede calls.
-    """
+    """Return the grammar of a reply that may, or must, call one of `offers`; otherwise it is an `answer`."""
     writer = _Writer(syntax, special, beside_json=answer != _ANY_TEXT)
     bodies = " | ".join(f"body_{index}" for index in range(len(offers)))
     rules = [writer.body(index, offer) for index, offer in enumerate(offers)]
@@ -96,10 +91,7 @@ def grammar_of(
 
 
 def answer_of(shape: Shape, style: Mapping[str, Any]) -> str | None:
-    """Return the grammar of an answer of a shape, JSON in a `style`, as a part of another grammar.
-
-    None for regular expressions and grammars, which cannot be part of another one.
-    """
+    """Return the grammar of an answer as a part of another; None if its kind cannot be one."""
     if shape.kind == "schema":
         schema = {**json.loads(shape.text), "x-guidance": style}
         return f"%json {json_text(schema)}"
@@ -114,8 +106,6 @@ def answer_in_frame(syntax: CallSyntax, answer: str, special: Special) -> str:
 
 
 class _Writer:
-    """Writes rules of one syntax."""
-
     def __init__(self, syntax: CallSyntax, special: Special, *, beside_json: bool = False) -> None:
         self._syntax, self._special, self._beside_json = syntax, special, beside_json
         self.literals = LiteralRules(syntax, self.marker)
@@ -289,9 +279,7 @@ class _Writer:
 
 
 def _arguments(
-    name: str,
-    schema: Mapping[str, Any],
-    write: Callable[[str, str, Any, list[str]], str],
+    name: str, schema: Mapping[str, Any], write: Callable[[str, str, Any, list[str]], str]
 ) -> tuple[str, list[str]]:
     """Return the arguments of a schema in turn, and a rule for each, which `write` writes."""
     parts: list[str] = []
@@ -379,10 +367,7 @@ class LiteralRules:
         rules: list[str],
         depth: int,
     ) -> str:
-        """Write members in the order of the schema, with commas only between them.
-
-        Of what may follow there are two versions: behind a member, and where none has come.
-        """
+        """Write members in the schema's order, with a rule for what follows a member, and one without."""
         required = schema.get("required", ())
         behind, first = '""', '""'
         for number, (word, part) in reversed(list(enumerate(_properties(schema).items()))):

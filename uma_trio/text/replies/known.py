@@ -7,19 +7,16 @@ from typing import Final, Literal
 
 from attrs import evolve, frozen
 
-from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.derive import Derived
 from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat, Thought
+from uma_trio.text.replies.framed import CHANNEL_THOUGHT
 
 Ids = Literal["any", "nine", "numbered"]
 
 
 @frozen
 class Family:
-    """A family, recognised by `marks` in its templates; `ids` as in :class:`.documents.Habits`.
-
-    `thought` are the markers around reasoning in framed replies, which a template does not show.
-    """
+    """A family, recognised by `marks`. `thought`: markers of reasoning in framed replies."""
 
     name: str
     marks: tuple[str, ...]
@@ -48,7 +45,7 @@ FAMILIES: Final = (
         "kimi-k3",
         ("<|open|>", "<|close|>", "<|sep|>", "'call'"),
         CallSyntax(style="channels"),
-        thought=THOUGHT,
+        thought=CHANNEL_THOUGHT,
     ),
     Family(
         "muse",
@@ -100,12 +97,7 @@ FAMILIES: Final = (
         ),
         "numbered",
     ),
-    Family(
-        "mistral",
-        ("[TOOL_CALLS]", "[CALL_ID]"),
-        evolve(_MISTRAL, id_open="[CALL_ID]"),
-        "nine",
-    ),
+    Family("mistral", ("[TOOL_CALLS]", "[CALL_ID]"), evolve(_MISTRAL, id_open="[CALL_ID]"), "nine"),
     Family("mistral", ("[TOOL_CALLS]", "[ARGS]"), _MISTRAL, "nine"),
     Family(
         "mistral",

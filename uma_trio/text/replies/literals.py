@@ -47,8 +47,7 @@ def kinds_of(schema: Any) -> frozenset[str]:
 def json_of(text: str, kinds: frozenset[str]) -> str:
     """Return the JSON of a value: itself, that of a Python literal, or a string that holds it.
 
-    Templates that do not write JSON write ``True`` and ``None``, and so do models. A value that is none of
-    the `kinds`, where texts are allowed, is a text.
+    Models write ``True`` and ``None`` where templates do. Other kinds than `kinds` are texts, if allowed.
     """
     try:
         value = json.loads(text, parse_constant=_no_number)
@@ -65,10 +64,7 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
 
 
 def elements_of(mark: str, schema: Any, text: str, kinds: frozenset[str]) -> str:
-    """Return the JSON of a value whose members are elements, each tag behind `mark`.
-
-    Lists have elements of the name ``item``. Anything else is read by `json_of`.
-    """
+    """Return the JSON of a value with members in elements (``item`` in lists), each tag behind `mark`."""
     root: list[tuple[str, Any]] = []
     stack, said, schemas = [root], [text.partition(mark)[0]], [schema]
     for piece in text.split(mark)[1:]:
@@ -168,20 +164,22 @@ class Literals:
         self._quotes = tuple(dict.fromkeys((quote, '"', "'")))
 
     def members(
-        self, close: str, out: Out, kinds: Callable[[str], frozenset[str]], depth: int = 0
+        self, close: str, out: Out, kinds: Callable[[str], frozenset[str]] | None, depth: int = 0
     ) -> Steps[bool]:
         """Read members and the bracket that closes them; false if it does not come.
 
-        Their JSON goes to `out`, without brackets. `kinds` are the types that a member may have.
+        Their JSON goes to `out`, without brackets. `kinds` are the types of a member; None in a list.
         """
-        separator = ""
+        before, allowed = "", _NO_KINDS
         while item := (yield from self._next(close)):
-            key = yield from self._key()
-            if key is None:
-                return False
-            out(f"{separator}{quoted(key)}: ")
-            separator = ", "
-            if not (yield from self._value(out, kinds(key), depth)):
+            if kinds is not None:
+                key = yield from self._key()
+                if key is None:
+                    return False
+                before, allowed = f"{before}{quoted(key)}: ", kinds(key)
+            out(before)
+            before = ", "
+            if not (yield from self._value(out, allowed, depth)):
                 return False
         return item is None
 
@@ -195,15 +193,6 @@ class Literals:
             if char != ",":
                 return True
         return False
-
-    def _items(self, close: str, out: Out, depth: int) -> Steps[bool]:
-        separator = ""
-        while item := (yield from self._next(close)):
-            out(separator)
-            separator = ", "
-            if not (yield from self._value(out, _NO_KINDS, depth)):
-                return False
-        return item is None
 
     def _key(self) -> Steps[str | None]:
         """Read a key, quoted or not, and what stands behind it."""
@@ -228,12 +217,10 @@ class Literals:
         first = yield from source.peek()
         if first and first in CLOSING and depth < _DEPTH:
             source.pos += 1
-            out("{" if first == "{" else "[")
-            if first == "{":
-                whole = yield from self.members("}", out, lambda _: _NO_KINDS, depth + 1)
-            else:
-                whole = yield from self._items(CLOSING[first], out, depth + 1)
-            out(("}" if first == "{" else "]") if whole else "")
+            brackets, kinds_of = ("{}", lambda _: _NO_KINDS) if first == "{" else ("[]", None)
+            out(brackets[0])
+            whole = yield from self.members(CLOSING[first], out, kinds_of, depth + 1)
+            out(brackets[1] if whole else "")
             return whole
         quote = yield from self._quote()
         if quote:

@@ -17,15 +17,11 @@ from uma_trio.text.slices import in_utf8
 
 @frozen
 class Content:
-    """Text for the client."""
-
     text: str
 
 
 @frozen
 class Reasoning:
-    """Text that precedes the answer."""
-
     text: str
 
 
@@ -59,15 +55,12 @@ Event = Content | Reasoning | CallStart | Arguments | CallEnd
 
 @frozen
 class Said:
-    """A whole reply."""
-
     content: str
     reasoning: str
     calls: tuple[Call, ...]
 
 
 def collect(events: Iterable[Event]) -> Said:
-    """Join the events of one reply."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[CallStart, list[str]]] = []
@@ -121,10 +114,7 @@ class Maker:
         through: Callable[[Out], Steps[bool]],
         read: Callable[[str, frozenset[str]], str] = json_of,
     ) -> Steps[bool]:
-        """Add an argument of these kinds, whose text `through` reads up to its closing tag.
-
-        `read` returns the JSON of a text. False if the reply ended in it; then its JSON is left open.
-        """
+        """Add an argument of these kinds, whose text `through` reads; false if the reply ended in it."""
         if kinds == TEXT:
             self.arguments('"')
             whole = yield from through(lambda text: self.arguments(inside(text)))
@@ -149,7 +139,6 @@ class Maker:
         return kinds_of(self.schema(name, key))
 
     def schema(self, name: str, key: str) -> Any:
-        """Return the schema of a tool's argument; None if there is none."""
         tool = self._tools.get(name)
         properties: Any = {} if tool is None else tool.parameters.get("properties")
         return properties.get(key) if isinstance(properties, dict) else None
@@ -160,8 +149,7 @@ def pass_on(
 ) -> Steps[str]:
     """Pass on text up to one of `triggers`, and return it, unread; "" at the end of the reply.
 
-    With `trims` the white space before it is not read either. What may begin a trigger at the end is text if
-    the model ended the reply, and dropped if it was cut off.
+    With `trims` the white space before it is not read either.
     """
     pattern = _before(triggers, trims)
     firsts = "".join({trigger[0] for trigger in triggers})
@@ -169,11 +157,8 @@ def pass_on(
     while True:
         text, at = source.text, source.pos
         end = len(text)
-        found = None
-        if pattern is not None and (
-            (trims and text[-1:].isspace()) or any(map(text.__contains__, firsts))
-        ):
-            found = pattern.search(text, at)
+        may_begin = (trims and text[-1:].isspace()) or any(map(text.__contains__, firsts))
+        found = pattern.search(text, at) if pattern is not None and may_begin else None
         while found is not None:
             place = found.start(1)
             for trigger in triggers:
@@ -182,9 +167,7 @@ def pass_on(
                     source.pos = found.start()
                     return trigger
             rest = text[place:]
-            if any(
-                trigger.startswith(rest) for trigger in triggers
-            ):  # or nothing but space is there
+            if any(trigger.startswith(rest) for trigger in triggers):  # or only space is there
                 end = found.start()
                 break
             found = pattern.search(text, place + 1) if pattern is not None else None

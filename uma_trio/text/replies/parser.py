@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from uma_trio.text.chat import Tool
 from uma_trio.text.replies.bodies import Calls
-from uma_trio.text.replies.channels import channels
 from uma_trio.text.replies.format import ReplyFormat, Thought
-from uma_trio.text.replies.frames import Frames
-from uma_trio.text.replies.harmony import harmony
+from uma_trio.text.replies.framed import Frames, channels, harmony
 from uma_trio.text.replies.maker import Event, Maker, pass_on
 from uma_trio.text.replies.source import Source, Steps, compact
 
@@ -70,11 +69,7 @@ class ReplyParser:
         return self._maker.taken()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Return what was held back; the reply is over.
-
-        What has begun like a call or a marker is dropped if the reply was `cut` (by a bound or a stop string),
-        and text if the model ended it.
-        """
+        """Return what was held back. Half a call or marker is dropped if the reply was `cut`, else it is text."""
         self._source.ended = True
         self._source.cut = cut
         next(self._run, None)
@@ -91,10 +86,7 @@ class ReplyParser:
                 yield from source.peek()
         syntax = self._format.calls
         if syntax is not None and syntax.message_open:
-
-            def think() -> Steps[None]:
-                return self._think(thought or Thought("", ""), calls)
-
+            think = partial(self._think, thought or Thought("", ""), calls)
             yield from Frames(syntax, thought, source, maker, think).read(calls)
             return
         if calls is None:
@@ -106,10 +98,7 @@ class ReplyParser:
             yield from calls.read()
 
     def _think(self, thought: Thought, calls: Calls | None) -> Steps[None]:
-        """Read reasoning up to its closing marker, or to a call: models forget to close it then.
-
-        In the middle of a line only a control token begins a call.
-        """
+        """Read reasoning up to its closing marker, or to a call: models forget to close it then."""
         source, maker = self._source, self._maker
         continued = self._continued and maker.thinking
         maker.thinking = True
@@ -126,6 +115,7 @@ class ReplyParser:
                 maker.thinking = False
                 yield from source.take(compact(found))
                 yield from source.peek()
+            # In the middle of a line anything but a control token is talk about calls.
             elif calls is not None and (found.startswith("<|") or source.begins_line()):
                 yield from calls.read()
             else:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import Final, TypeVar
 
+from attrs import define
+
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
@@ -20,6 +22,7 @@ def compact(marker: str) -> str:
     return "".join(marker.split())
 
 
+@define(eq=False)
 class Source:
     """The received text of a reply, read up to `pos`.
 
@@ -28,15 +31,12 @@ class Source:
     one. `short` is set where a reader needed more than there is; readers clear it.
     """
 
-    __slots__ = ("cut", "ended", "kept", "pos", "short", "text")
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.pos = 0
-        self.kept = False
-        self.ended = False
-        self.cut = False
-        self.short = False
+    text: str = ""
+    pos: int = 0
+    kept: bool = False
+    ended: bool = False
+    cut: bool = False
+    short: bool = False
 
     def feed(self, piece: str) -> None:
         if self.kept:
@@ -88,29 +88,24 @@ class Source:
             if not (yield from self.more()):
                 return ""
 
-    def take(self, marker: str) -> Steps[bool]:
-        """Skip a compact `marker` and white space in and before it, if it is next.
-
-        Half a marker at the end of a reply that was cut off is skipped, too.
-        """
-        while True:
-            end = fits(self.text, self.pos, marker)
-            if end is not None:
-                if end >= 0:
-                    self.pos = end
-                return end >= 0
+    def _end_of(self, marker: str) -> Steps[int | None]:
+        while (end := fits(self.text, self.pos, marker)) is None:
             if not (yield from self.more()):
-                if self.cut:
-                    self.drop_rest()
-                return False
+                return None
+        return end
+
+    def take(self, marker: str) -> Steps[bool]:
+        """Skip a compact `marker`, and white space in and before it; also half of one in a reply cut off."""
+        end = yield from self._end_of(marker)
+        if end is None and self.cut:
+            self.drop_rest()
+        elif end is not None and end >= 0:
+            self.pos = end
+        return end is not None and end >= 0
 
     def stands(self, marker: str) -> Steps[bool]:
-        while True:
-            end = fits(self.text, self.pos, marker)
-            if end is not None:
-                return end >= 0
-            if not (yield from self.more()):
-                return False
+        end = yield from self._end_of(marker)
+        return end is not None and end >= 0
 
     def begins_line(self) -> bool:
         """Whether the white space at `pos` has a line end."""
@@ -141,47 +136,39 @@ class Source:
         while True:
             place = self.text.find(closer, self.pos)
             end = place if place >= 0 else max(self.pos, len(self.text) - begun(self.text, closer))
-            if end > self.pos:
-                out(self.text[self.pos : end])
-                self.pos = end
+            out(self.text[self.pos : end])
+            self.pos = end
             if place >= 0:
                 self.pos += len(closer)
                 return True
             if not (yield from self.more()):
-                if not self.cut and self.pos < len(self.text):
-                    out(self.text[self.pos :])
+                out("" if self.cut else self.text[self.pos :])
                 self.drop_rest()
                 return False
 
     def value(self, out: Callable[[str], object]) -> Steps[bool]:
-        """Pass on a JSON value as it comes; false if the reply ends in it.
-
-        Only strings and nesting are looked at, not whether it is JSON.
-        """
+        """Pass on a JSON value as it comes, by strings and nesting only; false if the reply ends in it."""
         first = yield from self.peek()
         if first and first not in '"{[':
             return (yield from self._scalar(out))
         nesting = (0, False)
         while True:
             end, nesting, whole = _scan(self.text, self.pos, nesting)
-            if end > self.pos:
-                out(self.text[self.pos : end])
-                self.pos = end
+            out(self.text[self.pos : end])
+            self.pos = end
             if whole:
                 return True
             if not (yield from self.more()):
-                if self.pos < len(self.text):
-                    out(self.text[self.pos :])
-                    self.pos = len(self.text)
+                out(self.text[self.pos :])
+                self.drop_rest()
                 return False
 
     def _scalar(self, out: Callable[[str], object]) -> Steps[bool]:
         while True:
             found = _SCALAR_END.search(self.text, self.pos)
             end = len(self.text) if found is None else found.start()
-            if end > self.pos:
-                out(self.text[self.pos : end])
-                self.pos = end
+            out(self.text[self.pos : end])
+            self.pos = end
             if found is not None:
                 return True
             if not (yield from self.more()):
@@ -216,10 +203,7 @@ def begun(text: str, marker: str) -> int:
 
 
 def fits(text: str, at: int, marker: str) -> int | None:
-    """Return where a compact `marker` at `at` ends, with any white space in it.
-
-    -1 if it is not there, None if the text ends before that is certain.
-    """
+    """Return where a compact `marker` at `at` ends; -1 if it does not fit, None if that is not certain."""
     end = len(text)
     for char in marker:
         while at < end and text[at].isspace():
