@@ -26,22 +26,10 @@ from uma_trio.confined.link import WorkerLimits
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
 from uma_trio.telemetry.shapes import ShapeFigures
+from uma_trio.text import shape_worker
 from uma_trio.text.constraint import NONE, Ids, UnderWay, holds
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable, waits_until
-from uma_trio.text.shape_worker import (
-    ACCEPT,
-    ALLOWED,
-    FAILED,
-    RESET,
-    STEP,
-    STEP_S,
-    TAKE_BACK,
-    WORN,
-    Check,
-    Follow,
-    Known,
-    Verdict,
-)
+from uma_trio.text.shape_worker import STEP_S, Check, Follow, Known, Verdict
 from uma_trio.text.slices import digest
 
 # A caller that cannot go on without the answer waits so long: what a step in the daemon may take.
@@ -114,13 +102,13 @@ class ApartFollower:
         return self._here()
 
     def accept(self, token: int) -> None:
-        self._step(ACCEPT, token)
+        self._step(shape_worker.ACCEPT, token)
 
     def take_back(self) -> None:
-        self._step(TAKE_BACK, 1)
+        self._step(shape_worker.TAKE_BACK, 1)
 
     def _step(self, step: bytes, token: int) -> None:
-        self._steps += STEP.pack(step, token)
+        self._steps += shape_worker.STEP.pack(step, token)
         self._mask = None
 
     def _here(self) -> UnderWay:
@@ -136,7 +124,7 @@ class ApartFollower:
             else:
                 self._worker, is_used = started
                 if is_used:
-                    self._steps[:0] = STEP.pack(RESET, 0)
+                    self._steps[:0] = shape_worker.STEP.pack(shape_worker.RESET, 0)
                 weakref.finalize(self, self._finish, self._worker, self._fate).atexit = False
         found: Future[Ids] = Future()
         found.set_running_or_notify_cancel()
@@ -161,16 +149,19 @@ def _tell(
         return
     gone = answer.exception(0)
     said = b"" if gone is not None else answer.result(0)
-    fate.can_go_on = said.startswith(ALLOWED)
+    fate.can_go_on = said.startswith(shape_worker.ALLOWED)
     if gone is not None:
         fate.problem = explain(str(gone))
-    elif said.startswith(FAILED):
+    elif said.startswith(shape_worker.FAILED):
         fate.problem = said[1:].decode() or None
     found.set_result(_ids(said, n_vocab))
 
 
 def _ids(said: bytes, n_vocab: int) -> Ids:
-    if not said.startswith((ALLOWED, WORN)) or (len(said) - 1) * _WORD_BITS < n_vocab:
+    if (
+        not said.startswith((shape_worker.ALLOWED, shape_worker.WORN))
+        or (len(said) - 1) * _WORD_BITS < n_vocab
+    ):
         return NONE
     bits = np.frombuffer(said, np.uint8, offset=1)
     return np.flatnonzero(np.unpackbits(bits, count=n_vocab, bitorder="little"))
