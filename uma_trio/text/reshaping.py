@@ -198,7 +198,9 @@ def _join(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _joined(texts: Iterable[str]) -> str:
-    return _SEPARATOR.join([text for text in texts if not is_blank(text)])
+    found = [text for text in texts if text]
+    # One text stays as it is, also a blank one: what a later change has split may be joined again.
+    return found[0] if len(found) == 1 else _SEPARATOR.join([t for t in found if not is_blank(t)])
 
 
 def _empty_user(messages: Sequence[Message]) -> Iterable[Message]:
