@@ -12,8 +12,8 @@ from attrs import frozen
 from reply_kit import FORMATS, HERMES, THINK, TYPED, XML
 
 from uma_trio.text.replies import ReplyFormat
-from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.format import CallSyntax, Thought
+from uma_trio.text.replies.framed import CHANNEL_THOUGHT
 
 COMMAND: Final = '{"command": "rm -rf /tmp/build.sh", "timeout": 3}'
 STOP: Final = "{}"
@@ -254,7 +254,7 @@ REPLIES: Final = {
         "[bash(command='rm -rf /tmp/build.sh', timeout=3), stop()]",
     ),
     "kimi-k3": Reply(
-        ReplyFormat("kimi-k3", thought=THOUGHT, calls=CallSyntax(style="channels")),
+        ReplyFormat("kimi-k3", thought=CHANNEL_THOUGHT, calls=CallSyntax(style="channels")),
         "Why?<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>"
         '<|open|>tools<|sep|><|open|>call tool="bash" index="1"<|sep|>'
         '<|open|>argument key="command" type="string"<|sep|>rm -rf /tmp/build.sh'
@@ -266,7 +266,7 @@ REPLIES: Final = {
         thinking=True,
     ),
     "kimi-k3, arguments as JSON": Reply(
-        ReplyFormat("kimi-k3", thought=THOUGHT, calls=CallSyntax(style="channels")),
+        ReplyFormat("kimi-k3", thought=CHANNEL_THOUGHT, calls=CallSyntax(style="channels")),
         '<|open|>tools<|sep|><|open|>call tool="bash" index="1"<|sep|><|open|>json type="object"<|sep|>'
         f"{COMMAND}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
         calls=(("bash", COMMAND),),

@@ -43,7 +43,7 @@ from uma_trio.policy.state import SchedulerState
 from uma_trio.service.directory import Directory
 from uma_trio.stories import telling
 from uma_trio.telemetry.metrics import Metrics
-from uma_trio.text.inner import Constraint
+from uma_trio.text.constraint import Constraint
 from uma_trio.text.stream import TokenText
 from uma_trio.words import Lane, Speculation
 

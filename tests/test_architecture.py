@@ -57,21 +57,22 @@ ALLOWED = {
         *("uma_trio.backend.base", "uma_trio.policy", "uma_trio.telemetry"),
     },
     "uma_trio.text.constrain": {
-        *("numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
+        *("attrs", "numpy", "llguidance", "uma_trio.backend.base", "uma_trio.text"),
     },
-    "uma_trio.http.wire.pieces": {"attrs", "msgspec", "numpy", "uma_trio.text.surrogates"},
+    "uma_trio.http.wire.pieces": {"attrs", "msgspec", "numpy", "uma_trio.text.slices"},
     "uma_trio.text.grammars": {"llguidance", "uma_trio.text.shape"},
     "uma_trio.text.shape_worker": {"llguidance", "msgspec", "uma_trio.confined", "uma_trio.text"},
     "uma_trio.text.confinement": {
-        *("attrs", "msgspec", "uma_trio.backend.base", "uma_trio.confined", "uma_trio.text"),
-        "uma_trio.telemetry.shapes",
+        *("attrs", "msgspec", "numpy", "uma_trio.backend.base", "uma_trio.confined"),
+        *("uma_trio.text", "uma_trio.telemetry.shapes"),
     },
     "uma_trio.text.prompt": {"attrs", "msgspec", "uma_trio.text"},
     "uma_trio.text.render_worker": {
         *("attrs", "jinja2", "msgspec", "uma_trio.confined", "uma_trio.text"),
     },
-    "uma_trio.text.rendering": {"attrs", "msgspec", "uma_trio.confined", "uma_trio.text.prompt"},
-    "uma_trio.text.apart": {"numpy", "uma_trio.confined.workers", "uma_trio.text"},
+    "uma_trio.text.template": {
+        *("attrs", "msgspec", "uma_trio.backend.base", "uma_trio.confined", "uma_trio.text"),
+    },
     "uma_trio.confined": {"msgspec"},
     "uma_trio.backend": {
         *("attrs", "numpy", "uma_trio.telemetry", "uma_trio.sizes", "uma_trio.spelling"),
@@ -135,7 +136,7 @@ ALLOWED = {
         "uma_trio.sizes",
         "uma_trio.engine.records",
         *("uma_trio.text.replies", "uma_trio.text.slices"),
-        "uma_trio.text.annotations",
+        "uma_trio.text.schemas",
     },
     "uma_trio.http.wire.encodings": {"attrs", "backports", "compression"},
     "uma_trio.http.explain": {"msgspec", "uma_protocol", "uma_trio.http", "uma_trio.stories"},
@@ -195,7 +196,7 @@ THREADS = {
     "uma_trio.telemetry.log",  # one line at a time
     "uma_trio.telemetry.trace",  # a disk may be slow, the engine not
     "uma_trio.client.streaming",  # to know its own thread when it is dropped
-    "uma_trio.text.rendering",  # helper threads share the processes that render
+    "uma_trio.text.template",  # helper threads share the processes that render
     "uma_trio.text.derivation",  # a template is tried by the first helper thread that asks
     "uma_trio.text.tokeniser",  # helper threads tokenise
     "uma_trio.text.constrain",  # helper threads share what is compiled

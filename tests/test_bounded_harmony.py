@@ -14,11 +14,11 @@ from uma_trio.text.constrain import Grammarian
 from uma_trio.text.derivation import Derivation
 from uma_trio.text.grammars import JSON
 from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
-from uma_trio.text.replies.bounded import Bounded
 from uma_trio.text.replies.format import CallSyntax
 from uma_trio.text.replies.grammar import Offer
 from uma_trio.text.replying import Loosened, Replies
 from uma_trio.text.shape import Shape
+from uma_trio.text.thinking import Bounded
 
 HARMONY = ReplyFormat("harmony", calls=CallSyntax(style="harmony"))
 THOUGHT, END = "<|channel|>analysis<|message|>", "<|end|>"

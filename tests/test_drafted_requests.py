@@ -26,7 +26,7 @@ from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, decode, encode
 from uma_trio.policy.state import SchedulerState
-from uma_trio.text.inner import Constraint
+from uma_trio.text.constraint import Constraint
 from uma_trio.words import Lane
 
 PROMPT = "abba baba abba baba ab"

@@ -11,7 +11,7 @@ from http_kit import http_house
 from llguidance import LLMatcher
 from trio.testing import MockClock
 
-from uma_trio.text.annotations import FORMATS
+from uma_trio.text.schemas import FORMATS
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {

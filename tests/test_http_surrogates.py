@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.http.wire.pieces import USUAL, NotJson, decoded
 from uma_trio.text.replies import collect
-from uma_trio.text.surrogates import in_utf8
+from uma_trio.text.slices import in_utf8
 
 # Contents, names, keys, stop strings, results, arguments in a string, schemas, labels.
 BODIES = [

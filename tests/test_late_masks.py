@@ -26,8 +26,7 @@ from uma_trio.engine.sampling import LATE, Mask, MaskThreads, Sampler, TickSampl
 from uma_trio.engine.sampling.checking import PATIENCE_S
 from uma_trio.engine.trace import traced
 from uma_trio.policy.portable import TracedTick
-from uma_trio.text.inner import Constraint
-from uma_trio.text.under_way import UnderWay
+from uma_trio.text.constraint import Constraint, UnderWay
 
 N_VOCAB = 128
 

@@ -6,10 +6,8 @@ import pytest
 from attrs import evolve
 
 from uma_trio.backend.fake import CHATML, FakeVocabulary
-from uma_trio.text.asked import Chat
 from uma_trio.text.chat import Message, Tool
-from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.preparing import Preparation
+from uma_trio.text.frontend import Chat, FrontEnd, Preparation
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.shape import Shape, Unconstrainable, Unknown
 

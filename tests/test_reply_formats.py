@@ -30,8 +30,14 @@ from uma_trio.text.chat import AUTO, Call, Message, Tool
 from uma_trio.text.derivation import Derivation
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.replies import ReplyParser, collect
-from uma_trio.text.replies.files import NoFormat, document_of, format_from
-from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
+from uma_trio.text.replies.format import (
+    CallSyntax,
+    NoFormat,
+    ReplyFormat,
+    Thought,
+    document_of,
+    format_from,
+)
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
 
 _EACH = "{% for c in m.tool_calls or [] %}"

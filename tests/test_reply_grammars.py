@@ -14,11 +14,11 @@ from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.derivation import Derivation
 from uma_trio.text.grammars import JSON
 from uma_trio.text.replies import ReplyFormat, ReplyParser, collect
-from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.format import CallSyntax
+from uma_trio.text.replies.framed import CHANNEL_THOUGHT
 from uma_trio.text.replies.grammar import Offer, grammar_of
-from uma_trio.text.replies.part import part_of
 from uma_trio.text.replying import Loosened, Replies
+from uma_trio.text.schemas import part_of
 from uma_trio.text.shape import Shape
 from uma_trio.text.thinking import Thinking
 
@@ -234,7 +234,7 @@ class ChannelVocabulary(MarkedVocabulary):
     markers = ("<|open|>", "<|close|>", "<|sep|>")
 
 
-K3 = ReplyFormat("kimi-k3", thought=THOUGHT, calls=CallSyntax(style="channels"))
+K3 = ReplyFormat("kimi-k3", thought=CHANNEL_THOUGHT, calls=CallSyntax(style="channels"))
 _K3_CALL = (
     '<|open|>call tool="look" index="1"<|sep|><|open|>argument key="what" type="string"<|sep|>x<y'
     '<|close|>argument<|sep|><|open|>argument key="n" type="{}"<|sep|>3<|close|>argument<|sep|>'

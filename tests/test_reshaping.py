@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from uma_trio.text.chat import Call, Message
-from uma_trio.text.reshaping import Kind, Refusals, Reshaping, reshaped
+from uma_trio.text.prompt import Unrenderable as Refused
+from uma_trio.text.reshaping import Cures, Kind, Kinds, render_accepted, reshaped
 
 USER = Message("user", "Hello")
 SYSTEM = Message("system", "Be brief.")
@@ -31,24 +32,19 @@ def result(id_: str | None, text: str = "cold") -> Message:
 Check = Callable[[Sequence[Message]], None]
 
 
-class Refused(Exception):
-    pass
-
-
 def rendered(
-    check: Check, messages: Sequence[Message], refusals: Refusals | None = None
-) -> tuple[tuple[Kind, ...], Sequence[Message], int]:
+    check: Check, messages: Sequence[Message], cures: Cures | None = None
+) -> tuple[Kinds, Sequence[Message], int]:
     """Return the kinds of changes, the accepted messages and the number of attempts."""
-    reshaping = Reshaping(messages, refusals)
-    for n, (kinds, shape) in enumerate(reshaping, 1):
-        try:
-            check(shape)
-        except Refused as error:
-            reshaping.refused(str(error))
-        else:
-            reshaping.accepted()
-            return kinds, shape, n
-    raise Refused(reshaping.reason)
+    attempts: list[Kinds] = []
+
+    def render(shape: Sequence[Message], kinds: Kinds) -> Sequence[Message]:
+        attempts.append(kinds)
+        check(shape)
+        return shape
+
+    shape, kinds = render_accepted(messages, render, {} if cures is None else cures)
+    return kinds, shape, len(attempts)
 
 
 def alternating(messages: Sequence[Message]) -> None:
@@ -283,43 +279,50 @@ def test_what_is_inserted_is_changed_again_if_it_is_refused() -> None:
 
 
 def test_the_next_conversation_begins_with_what_was_accepted() -> None:
-    refusals = Refusals()
+    cures: Cures = {}
     messages = [SYSTEM, ANSWER, USER, SYSTEM, USER]
-    first = rendered(alternating, messages, refusals)
-    again = rendered(alternating, [*messages, ANSWER, USER], refusals)
+    first = rendered(alternating, messages, cures)
+    again = rendered(alternating, [*messages, ANSWER, USER], cures)
     assert first[2] > again[2] == 2
     assert again[0] == first[0]
 
 
 def test_an_accepted_conversation_is_unchanged_whatever_was_refused_before() -> None:
-    refusals = Refusals()
-    rendered(one_call, [USER, called(ONE, TWO)], refusals)
-    assert rendered(one_call, [USER, USER], refusals)[0] == ()
+    cures: Cures = {}
+    rendered(one_call, [USER, called(ONE, TWO)], cures)
+    assert rendered(one_call, [USER, USER], cures)[0] == ()
 
 
 def test_refusals_have_a_cure_each() -> None:
-    refusals = Refusals()
+    cures: Cures = {}
 
     def check(messages: Sequence[Message]) -> None:
         one_call(messages)
         alternating(messages)
 
-    rendered(check, [ANSWER, USER], refusals)
-    rendered(check, [USER, called(ONE, TWO)], refusals)
-    assert rendered(check, [ANSWER, USER], refusals)[0] == (Kind.EMPTY_USER,)
-    assert rendered(check, [USER, called(ONE, TWO)], refusals)[2] == 2
+    rendered(check, [ANSWER, USER], cures)
+    rendered(check, [USER, called(ONE, TWO)], cures)
+    assert rendered(check, [ANSWER, USER], cures)[0] == (Kind.EMPTY_USER,)
+    assert rendered(check, [USER, called(ONE, TWO)], cures)[2] == 2
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    refusals = Refusals()
-    names = ["a" * n for n in range(1, 150)]
-    for name in names:
-        refusals.remember(name, (Kind.JOIN,))
-    assert sum(bool(refusals.cure(name)) for name in names) == 32
-    assert refusals.cure("Message 7 is wrong") == ()
-    refusals.remember("Message 7 is wrong" + "." * 10_000, (Kind.JOIN,))
-    refusals.remember("Message 7 is wrong", (Kind.JOIN,))
-    assert refusals.cure("Message 12 is wrong") == (Kind.JOIN,)
+    cures: Cures = {}
+
+    def attempts(reason: str) -> int:
+        def check(messages: Sequence[Message]) -> None:
+            if messages[0].role == "system":
+                raise Refused(reason)
+
+        return rendered(check, [SYSTEM, ANSWER, ANSWER, USER], cures)[2]
+
+    for n in range(1, 150):
+        assert attempts("a" * n) > 2
+    assert len(cures) == 32
+    assert attempts("Message 7 is wrong" + "." * 10_000) > 2
+    assert attempts("Message 7 is wrong") > 2
+    assert attempts("Message 12 is wrong") == 2
+    assert max(map(len, cures)) <= 200
 
 
 # --- any conversation ---
@@ -395,9 +398,11 @@ def test_results_are_behind_their_calls(messages: Sequence[Message], kinds: set[
     assert answered(shape) == answered(messages)
 
 
+@example([called(ONE, reasoning="\n"), USER], {Kind.EMPTY_ASSISTANT, Kind.JOIN})
+@example([called(ONE, text="a", reasoning="\n")], {Kind.SPLIT_TEXT, Kind.JOIN})
 @given(conversations(), KINDS)
 def test_changes_are_idempotent(messages: list[Message], kinds: set[Kind]) -> None:
-    """But that calls without results, once split, may be joined with the message behind them."""
+    """Except that calls without results, once split, may be joined with the message behind them."""
     if Kind.SPLIT_CALLS in kinds:
         kinds = kinds - {Kind.JOIN}
     _, once = reshaped(messages, kinds)
@@ -410,12 +415,20 @@ def test_attempts_are_bounded_begin_with_the_original_and_do_not_repeat(
     messages: list[Message],
 ) -> None:
     for reasons in (lambda n: "no", lambda n: "a" * n):
-        reshaping = Reshaping(messages)
-        seen: list[tuple[Kind, ...]] = []
-        for kinds, shape in reshaping:
+        seen: list[Kinds] = []
+
+        def render(
+            shape: Sequence[Message],
+            kinds: Kinds,
+            seen: list[Kinds] = seen,
+            reasons: Callable[[int], str] = reasons,
+        ) -> None:
             seen.append(kinds)
             assert kinds or shape == tuple(messages)
-            reshaping.refused(reasons(len(seen)))
+            raise Refused(reasons(len(seen)))
+
+        with pytest.raises(Refused, match=f"^{reasons(1)}$"):
+            render_accepted(messages, render, {})
         assert seen[0] == ()
         assert len(seen) == len(set(seen)) <= 32
 

@@ -23,13 +23,10 @@ from uma_trio.confined.workers import Worker
 from uma_trio.telemetry.shapes import ShapeFigures
 from uma_trio.text import confinement as confinement_module
 from uma_trio.text import grammars
-from uma_trio.text.apart import ApartFollower, Fate
-from uma_trio.text.confinement import Confinement, ShapeLimits
+from uma_trio.text.confinement import ApartFollower, Confinement, Fate, ShapeLimits
 from uma_trio.text.constrain import Follower, Grammarian
-from uma_trio.text.patience import Patience, patient
-from uma_trio.text.plain import is_plain
-from uma_trio.text.shape import Kind, NotChecked, Shape, Unconstrainable, Unknown
-from uma_trio.text.shape_worker import Verdict
+from uma_trio.text.shape import Kind, NotChecked, Patience, Shape, Unconstrainable, Unknown, patient
+from uma_trio.text.shape_worker import Verdict, is_plain
 
 ENDS = {EOS, IM_END}
 # Enough for an ordinary shape on a crowded machine, and little enough for a test.

@@ -10,8 +10,7 @@ import pytest
 from uma_trio.backend.fake import CHATML
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.prompt import Unrenderable
-from uma_trio.text.rendering import NotRendered
-from uma_trio.text.template import ChatTemplate, Manner, problem_of
+from uma_trio.text.template import ChatTemplate, Manner, NotRendered, problem_of
 
 HI = [Message("user", "Hi")]
 

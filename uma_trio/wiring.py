@@ -55,10 +55,9 @@ from uma_trio.telemetry import log
 from uma_trio.telemetry.scorecard import COLUMNS
 from uma_trio.telemetry.table_file import AnotherTable, TableFile, open_table
 from uma_trio.text.prompt import Unrenderable
-from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies import ReplyFormat
-from uma_trio.text.replies.files import format_from
-from uma_trio.text.template import MAX_SOURCE, ChatTemplate
+from uma_trio.text.replies.format import format_from
+from uma_trio.text.template import MAX_SOURCE, ChatTemplate, NotRendered
 from uma_trio.words import BY_BACKEND, Gives
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.derivation import Derivation
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.replies import collect
-from uma_trio.text.replies.files import document_of
+from uma_trio.text.replies.format import document_of
 from uma_trio.text.replies.parser import ReplyParser
 from uma_trio.text.template import ChatTemplate
 

@@ -27,7 +27,7 @@ from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.cost import Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
-from uma_trio.text.inner import Constraint
+from uma_trio.text.constraint import Constraint
 
 NO_TOKENS: Final = SampledTokens([])
 NO_SCORES: Final[Mapping[int, TokenLogprobs]] = {}

@@ -18,7 +18,7 @@ from uma_trio.engine.records import CellReport, PrefixReport, Recorded, TickReco
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
 from uma_trio.telemetry.prefix import PrefixFigures
-from uma_trio.text.inner import Constraint
+from uma_trio.text.constraint import Constraint
 from uma_trio.words import Awaits, Lane, Speculation
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]

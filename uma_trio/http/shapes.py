@@ -28,7 +28,7 @@ from uma_trio.http.wire.errors import Fault, invalid
 from uma_trio.http.wire.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.service.ask import Shape
 from uma_trio.service.checks import json_text
-from uma_trio.text.annotations import without_annotations
+from uma_trio.text.schemas import without_annotations
 from uma_trio.text.slices import utf8
 
 _MAX_BYTES: Final = 65_536

@@ -22,7 +22,7 @@ from uma_trio.service.directory import Awaited
 from uma_trio.service.generation import AnswerHost, Generation
 from uma_trio.service.served import ServedModel
 from uma_trio.service.stream import Reader
-from uma_trio.text.asked import Prepared
+from uma_trio.text.frontend import Prepared
 from uma_trio.words import Gives, Lane
 
 Burst = tuple[int, list[StreamItem]]

@@ -16,14 +16,14 @@ from attrs import evolve, field, frozen
 from uma_protocol.errors import Code
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.sockets.principal import Principal
-from uma_trio.text.asked import Chat as Chat  # these are words of the fronts, too
-from uma_trio.text.asked import Prompt as Prompt
 from uma_trio.text.chat import AUTO as AUTO
 from uma_trio.text.chat import Call as Call
 from uma_trio.text.chat import Message as Message
 from uma_trio.text.chat import Mode as Mode
 from uma_trio.text.chat import Tool as Tool
 from uma_trio.text.chat import ToolChoice as ToolChoice
+from uma_trio.text.frontend import Chat as Chat  # these are words of the fronts, too
+from uma_trio.text.frontend import Prompt as Prompt
 from uma_trio.text.shape import Shape as Shape
 from uma_trio.text.template import Manner as Manner
 from uma_trio.text.tokeniser import Whose

@@ -13,8 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 import trio
 
 from uma_trio.service.fair import FairLimiter, FairPlaces, RunBlocking, UserProgram
-from uma_trio.text.patience import Patience, patient
-from uma_trio.text.shape import NotChecked, Unconstrainable
+from uma_trio.text.shape import NotChecked, Patience, Unconstrainable, patient
 
 Answer = TypeVar("Answer")
 

@@ -35,7 +35,7 @@ from uma_trio.service.served import ServedModel
 from uma_trio.service.shares import Shares
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.service.telemetry import Telemetry
-from uma_trio.text.asked import Prepared
+from uma_trio.text.frontend import Prepared
 from uma_trio.words import Lane
 
 

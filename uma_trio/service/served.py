@@ -33,13 +33,11 @@ from uma_trio.service.pulse import Pulse
 from uma_trio.service.snapshots import Snapshots
 from uma_trio.service.telemetry import Telemetry
 from uma_trio.sockets.principal import Principal
-from uma_trio.text.asked import Prepared
 from uma_trio.text.derivation import Derivation as Derivation
-from uma_trio.text.frontend import FrontEnd
-from uma_trio.text.preparing import Preparation
+from uma_trio.text.frontend import FrontEnd, Preparation, Prepared
 from uma_trio.text.prompt import NoTemplate, Prompt, Unrenderable
-from uma_trio.text.rendering import NotRendered
 from uma_trio.text.shape import NotChecked, Unconstrainable, Unknown
+from uma_trio.text.template import NotRendered
 from uma_trio.words import Gives
 
 Answer = TypeVar("Answer")

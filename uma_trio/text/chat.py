@@ -1,4 +1,4 @@
-"""A conversation, as neither a wire format nor a template knows it: messages, tools, calls. Values."""
+"""A conversation in no wire format and no template's: messages, tools, calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Mode = Literal["auto", "required", "none"]
 
 @frozen
 class Call:
-    """A call that the model made: `arguments` is JSON as the model wrote it, usually an object."""
+    """A call that the model made. `arguments` is JSON as the model wrote it, usually an object."""
 
     id: str
     name: str
@@ -21,11 +21,7 @@ class Call:
 
 @frozen
 class Message:
-    """One message. `role` is what chat templates call it: system, user, assistant or tool.
-
-    `reasoning` is what the assistant thought before it said `content` and made its `calls`. A tool's
-    result says by `call_id`, and by the tool's `name` where it is known, which call it answers.
-    """
+    """One message; `role` is system, user, assistant or tool. `reasoning` precedes `content` and `calls`."""
 
     role: str
     content: str = ""
@@ -36,18 +32,16 @@ class Message:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Everything in it that somebody wrote."""
+        """Every text that a client wrote."""
         said = [text for call in self.calls for text in (call.name, call.arguments)]
         return (self.content, self.reasoning, *said)
 
 
 @frozen
 class Tool:
-    """A function that the model may ask for. `parameters` is a JSON Schema of its arguments.
+    """A function that the model may call; its schema is enforced, if `strict` as it is or refused.
 
-    A chat template sees the function as the client has `written` it, where that is in OpenAI's form. With `strict`
-    the schema is enforced as it stands, or the request refused. Otherwise what cannot be enforced of it is left to
-    the model.
+    Templates see the function as the client has `written` it, where that is OpenAI's form.
     """
 
     name: str
@@ -56,15 +50,16 @@ class Tool:
     strict: bool = False
     written: Mapping[str, Any] | None = None
 
+    @property
+    def function(self) -> dict[str, Any]:
+        """OpenAI's form of the function, without what it does not have."""
+        members = {"description": self.description, "parameters": dict(self.parameters)}
+        return {"name": self.name, **{key: value for key, value in members.items() if value}}
+
 
 @frozen
 class ToolChoice:
-    """Whether tools are called, and which.
-
-    "auto" leaves it to the model, "required" asks for at least one call, "none" for no call at all.
-    `names` are the tools that may be called, empty for all: with "required" and one name that
-    tool is called. Without `parallel` there is at most one call.
-    """
+    """Whether tools are called ("required": at least one call), and which: `names`, or all if that is empty."""
 
     mode: Mode = "auto"
     names: tuple[str, ...] = ()

@@ -1,39 +1,171 @@
-"""Shapes are compiled here first: in a process that can be killed, which says what they take.
+"""Shapes are compiled here first, in a process that can be killed and reports the costs.
 
-What passes is compiled again in the daemon if it is plain (:mod:`.plain`) and small, or followed in a
-process of its own. What does not is remembered, so that it is refused at once when it comes again.
+Shapes that pass are compiled in the daemon if they are plain and small, and otherwise followed in a
+process of their own, for which the engine never waits with the GIL. Refusals are remembered.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from functools import partial
 from typing import Final
 
 import msgspec
-from attrs import frozen
+import numpy as np
+from attrs import define, frozen
 
 from uma_trio.backend.base import Vocabulary
+from uma_trio.confined import workers
 from uma_trio.confined.link import WorkerLimits
 from uma_trio.confined.post import Gone
-from uma_trio.confined.workers import (
-    OUT_OF_CPU,
-    OUT_OF_MEMORY,
-    OUT_OF_TIME,
-    Unavailable,
-    Worker,
-    Workers,
-)
+from uma_trio.confined.workers import Unavailable, Worker, Workers
 from uma_trio.telemetry.shapes import ShapeFigures
-from uma_trio.text.apart import ApartFollower, Fate, Started
-from uma_trio.text.patience import waits_until
-from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
+from uma_trio.text import shape_worker
+from uma_trio.text.constraint import NONE, Ids, UnderWay, holds
+from uma_trio.text.shape import NotChecked, Shape, Unconstrainable, waits_until
 from uma_trio.text.shape_worker import STEP_S, Check, Follow, Known, Verdict
 from uma_trio.text.slices import digest
+
+# A caller that cannot go on without the answer waits so long: what a step in the daemon may take.
+_AT_ONCE_S: Final = 0.020
+_WORD_BITS: Final = 8
+# Tokens of an answer that has begun before it is followed here: each frame has a time limit of its own.
+_FRAME_TOKENS: Final = 256
+
+
+Started = tuple[Worker, bool]
+"""A process that was told what to follow, and whether it has followed another answer."""
+
+
+@define(eq=False)
+class Fate:
+    """The latest state of an answer's process, shared with its callbacks: the problem, and whether it is reusable."""
+
+    problem: str | None = None
+    can_go_on: bool = False
+
+
+class ApartFollower:
+    """Follows one answer as :class:`.constrain.Follower` does.
+
+    `start` returns a worker that has its instructions; called for the first mask, it never waits. `finish`
+    gets the worker when this object is collected. `explain` says how the worker was ended.
+    """
+
+    #: What is allowed is found elsewhere: ask for all of it, rather than for one token.
+    elsewhere: Final = True
+
+    def __init__(
+        self,
+        start: Callable[[], Started | None],
+        finish: Callable[[Worker, Fate], None],
+        n_vocab: int,
+        explain: Callable[[str], str],
+    ) -> None:
+        self._start, self._finish, self._n_vocab, self._explain = start, finish, n_vocab, explain
+        self._fate = Fate()
+        self._worker: Worker | None = None
+        self._failed = False
+        self._steps = bytearray()
+        self._mask: UnderWay | None = None
+
+    @property
+    def problem(self) -> str | None:
+        return self._fate.problem
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Advance by the tokens of an answer that was followed here before. Never waits."""
+        for first in range(0, len(tokens), _FRAME_TOKENS):
+            for token in tokens[first : first + _FRAME_TOKENS]:
+                self.accept(token)
+            self._here()
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next. Waits briefly, then returns False."""
+        mask = self._here()
+        try:
+            ids = mask.future.result(_AT_ONCE_S)
+        except TimeoutError:
+            return False
+        return holds(ids, token)
+
+    def allowed(self) -> Ids:
+        return self._here()()
+
+    def deferred(self) -> Callable[[], Ids]:
+        return self._here()
+
+    def accept(self, token: int) -> None:
+        self._step(shape_worker.ACCEPT, token)
+
+    def take_back(self) -> None:
+        self._step(shape_worker.TAKE_BACK, 1)
+
+    def _step(self, step: bytes, token: int) -> None:
+        self._steps += shape_worker.STEP.pack(step, token)
+        self._mask = None
+
+    def _here(self) -> UnderWay:
+        if self._mask is None:
+            self._mask = self._asked()
+        return self._mask
+
+    def _asked(self) -> UnderWay:
+        if self._worker is None and not self._failed:
+            started = self._start()
+            if started is None:
+                self._failed = True
+            else:
+                self._worker, is_used = started
+                if is_used:
+                    self._steps[:0] = shape_worker.STEP.pack(shape_worker.RESET, 0)
+                weakref.finalize(self, self._finish, self._worker, self._fate).atexit = False
+        found: Future[Ids] = Future()
+        found.set_running_or_notify_cancel()
+        if self._worker is None:
+            found.set_result(NONE)
+            return UnderWay(found)
+        answer = self._worker.ask(bytes(self._steps))
+        self._steps.clear()
+        answer.add_done_callback(partial(_tell, found, self._n_vocab, self._fate, self._explain))
+        return UnderWay(found)
+
+
+def _tell(
+    found: Future[Ids],
+    n_vocab: int,
+    fate: Fate,
+    explain: Callable[[str], str],
+    answer: Future[bytes],
+) -> None:
+    if answer.cancelled():
+        found.set_result(NONE)
+        return
+    gone = answer.exception(0)
+    said = b"" if gone is not None else answer.result(0)
+    fate.can_go_on = said.startswith(shape_worker.ALLOWED)
+    if gone is not None:
+        fate.problem = explain(str(gone))
+    elif said.startswith(shape_worker.FAILED):
+        fate.problem = said[1:].decode() or None
+    found.set_result(_ids(said, n_vocab))
+
+
+def _ids(said: bytes, n_vocab: int) -> Ids:
+    if (
+        not said.startswith((shape_worker.ALLOWED, shape_worker.WORN))
+        or (len(said) - 1) * _WORD_BITS < n_vocab
+    ):
+        return NONE
+    bits = np.frombuffer(said, np.uint8, offset=1)
+    return np.flatnonzero(np.unpackbits(bits, count=n_vocab, bitorder="little"))
+
 
 PROGRAM: Final = "uma_trio.text.shape_worker:prepare"
 # In the daemon: whatever takes more than this is followed elsewhere.
@@ -44,14 +176,14 @@ _GRACE: Final = 0.25  # of the CPU time to compile, for an answer that is follow
 # Processes that wait for another answer of their shape: with none, each answer forks and compiles.
 _KEPT: Final = 4
 _SLACK_S: Final = 0.5  # for the answer to arrive
-_LIMITS: Final = frozenset({OUT_OF_CPU, OUT_OF_MEMORY, OUT_OF_TIME})
+_LIMITS: Final = frozenset({workers.OUT_OF_CPU, workers.OUT_OF_MEMORY, workers.OUT_OF_TIME})
 # Wall time passes for other programs, too, and a signal of somebody else says nothing about a shape.
-_OF_THE_SHAPE: Final = frozenset({OUT_OF_CPU, OUT_OF_MEMORY})
+_OF_THE_SHAPE: Final = frozenset({workers.OUT_OF_CPU, workers.OUT_OF_MEMORY})
 
 
 @frozen
 class ShapeLimits:
-    """What compiling one shape may take: CPU time, wall time, and memory."""
+    """What compiling one shape may take."""
 
     cpu_s: float = 2.0
     wall_s: float = 10.0
@@ -59,15 +191,11 @@ class ShapeLimits:
 
     @property
     def of_worker(self) -> WorkerLimits:
-        """The limits of its process."""
         return WorkerLimits(self.cpu_s, self.wall_s, self.memory_bytes)
 
 
 class Confinement:
-    """Checks shapes for one vocabulary. Any number of threads may use it; `check` blocks.
-
-    `on_first` is called once, before the first process is started.
-    """
+    """Checks shapes for one vocabulary. Safe to use from any thread; `check` blocks."""
 
     def __init__(
         self,
@@ -88,26 +216,16 @@ class Confinement:
         self.figures.processes = lambda: self._workers.running
 
     @property
-    def running(self) -> int:
-        """How many processes check or follow shapes."""
-        return self._workers.running
-
-    @property
     def is_warm(self) -> bool:
         """Whether the process that all are forked from runs, so that `follow` does not block."""
         return self._workers.is_warm
 
     def warm(self) -> None:
-        """Start what the first shape would wait for. Raises :class:`.workers.Unavailable`."""
+        """Start that process. Raises :class:`.workers.Unavailable`."""
         self._workers.warm()
 
     def check(self, shape: Shape) -> Verdict:
-        """Compile a shape in a process of its own.
-
-        Raises:
-            NotChecked: it cannot be checked now, or the request was given up meanwhile.
-            Unconstrainable: it cannot be enforced, or takes more than its limits.
-        """
+        """Compile a shape in a process of its own. Raises :class:`Unconstrainable`, or `NotChecked` for now."""
         try:
             asked = msgspec.msgpack.encode(Check(shape.kind, shape.text))
         except UnicodeEncodeError:
@@ -178,8 +296,8 @@ class Confinement:
     def _finish(self, key: bytes, worker: Worker, fate: Fate) -> None:
         """Keep the process of an answer for the next one of the same shape; the oldest of too many ends.
 
-        Called by the collector, on any thread, also in the middle of anything below on the same one: it
-        waits for nobody, and whoever is there sees to what it leaves.
+        The collector calls this on any thread, also inside of the code below: it waits for no lock, and whoever
+        holds it keeps what was finished meanwhile.
         """
         if not fate.can_go_on or not worker.is_idle:
             worker.close()
@@ -192,14 +310,13 @@ class Confinement:
                 self._keeping.release()
 
     def _keep_finished(self) -> None:
-        """Move what has finished to what is kept. Under the lock."""
+        """Move finished processes to the kept ones. Under the lock."""
         while self._finished:
             self._kept.append(self._finished.popleft())
         while len(self._kept) > _KEPT:
             self._kept.popleft()[1].close()
 
     def _taken(self, key: bytes) -> Worker | None:
-        """Return a process that has followed this shape before."""
         with self._keeping:
             self._keep_finished()
             for at, (known, worker) in enumerate(self._kept):
@@ -209,12 +326,10 @@ class Confinement:
         return None
 
     def note(self, event: str) -> None:
-        """Count an event of :class:`.shapes.ShapeFigures`."""
         with self._lock:
             self.figures.events[event] += 1
 
     def close(self) -> None:
-        """End every process."""
         self._workers.close()
         self.figures.let_go()
 
@@ -233,12 +348,11 @@ class Confinement:
 
     @property
     def _grace_s(self) -> float:
-        """CPU time that an answer may take more than `STEP_S` for each of its tokens."""
         return self.limits.cpu_s * _GRACE
 
     def _over(self, why: str, verb: str) -> str:
         limits = self.limits
-        if why == OUT_OF_CPU:
+        if why == workers.OUT_OF_CPU:
             took = f"takes more than {limits.cpu_s:g} s of CPU time to compile"
             if verb == "follow":
                 took = (
@@ -246,10 +360,10 @@ class Confinement:
                     f"{self._grace_s:g} s"
                 )
             return f"{took}; simplify it, or raise --shape-cpu"
-        if why == OUT_OF_MEMORY:
+        if why == workers.OUT_OF_MEMORY:
             most = limits.memory_bytes >> 20
             return f"takes more than {most} MiB to {verb}; simplify it, or raise --shape-memory"
-        if why == OUT_OF_TIME:
+        if why == workers.OUT_OF_TIME:
             return f"takes more than {limits.wall_s:g} s to {verb}; simplify it, or try again"
         return f"was not done: the process that was to {verb} it ended by none of its limits ({why}); try again"
 
@@ -260,7 +374,6 @@ class Confinement:
 
 
 def fits_in_daemon(verdict: Verdict) -> bool:
-    """Whether a shape that has passed is compiled and followed in the daemon."""
     return (
         verdict.plain
         and verdict.kept_bytes <= _PLAIN_BYTES

@@ -1,12 +1,8 @@
 """Answers that keep to a grammar: JSON Schema, regular expressions, choices, GBNF and Lark.
 
-A :class:`Grammarian` compiles a :class:`Shape` for one vocabulary, by llguidance; a :class:`Follower`
-walks one answer through what was compiled. Compiling blocks and belongs into a helper thread. It is
-bounded by what llguidance calls fuel, and so is each step, so that no schema takes a tick for
-itself. What is asked for is enforced or refused with the reason, and never loosened.
-
-JSON is written without white space, or with single spaces and indented lines where a person would
-put them: a grammar that allows any white space lets a model go on with it for ever.
+A shape is enforced or refused with the reason, and never loosened. Compiling blocks; it and each step
+are bounded by llguidance's fuel. JSON is written without white space, or with single spaces and indented
+lines: a grammar that allows any white space lets a model write it for ever.
 """
 
 from __future__ import annotations
@@ -19,21 +15,13 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+from attrs import frozen
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from uma_trio.backend.base import Vocabulary
-from uma_trio.text.apart import ApartFollower
-from uma_trio.text.confinement import Confinement, fits_in_daemon
-from uma_trio.text.grammars import (
-    LIMITS,
-    LIMITS_HERE,
-    Words,
-    compiled,
-    refuse_failed,
-    source_of,
-    tokenizer_of,
-)
+from uma_trio.text import grammars
+from uma_trio.text.confinement import ApartFollower, Confinement, fits_in_daemon
 from uma_trio.text.shape import MAX_BYTES, NotChecked, Shape, Unconstrainable, Unknown
 from uma_trio.text.shape_worker import Verdict
 from uma_trio.text.slices import digest, utf8_length
@@ -56,13 +44,10 @@ _SPARSE: Final = 4
 
 
 class Grammarian:
-    """Compiles shapes for a vocabulary, and remembers the latest. Any number of threads may call it.
+    """Compiles shapes for a vocabulary, with a cache of `cache_bytes`. Safe to use from any thread.
 
-    With a `confinement` a shape is compiled there first, and in this process only if it is plain and
-    small; refusals are remembered. Unless `prepare` was called before, or the vocabulary is small, every
-    shape is followed there: preparing a vocabulary here would hold up everybody. What is compiled
-    here takes `cache_bytes` at most, as measured there, or as reckoned from how long each shape is
-    written.
+    With a `confinement` a shape is compiled there first, and here only if it is plain and small, and the
+    vocabulary is prepared already or small too: preparing one here would stop every other thread.
     """
 
     def __init__(
@@ -71,31 +56,24 @@ class Grammarian:
         cache_bytes: int = CACHE_BYTES,
         confinement: Confinement | None = None,
     ) -> None:
-        self._vocabulary = vocabulary
-        self._most_bytes = cache_bytes
-        self._confinement = confinement
+        self._vocabulary, self._most_bytes, self._confinement = vocabulary, cache_bytes, confinement
         if confinement is not None:
-            confinement.figures.kept_bytes = lambda: self._kept_bytes
-        self._kept_bytes = 0
+            confinement.figures.kept_bytes = lambda: self.kept_bytes
+        #: About how much memory the cache takes.
+        self.kept_bytes = 0
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
         self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
-        # Why it is refused, or "" if it is followed in a process of its own.
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
-        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        # Why it is refused, "" if it is followed in a process of its own, None if it was only checked.
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     @property
     def known(self) -> KnownShapes:
-        """The same, for what is known already: nothing is compiled, and nothing takes long."""
+        """The same, for what is known already: nothing is compiled."""
         return KnownShapes(self)
 
     def follow(self, shape: Shape, *, known_only: bool = False) -> Follower | ApartFollower:
-        """Return what follows one answer. Blocks.
-
-        Raises:
-            Unconstrainable: the shape is too large, none, or asks for what cannot be enforced.
-            Unknown: it is `known_only`, and would have to be compiled.
-        """
+        """Return what follows one answer. Raises :class:`Unconstrainable`; `Unknown` if it is `known_only`."""
         n_bytes, key = _measured(shape)
         with self._lock:
             known = self._compiled.get(key)
@@ -106,10 +84,11 @@ class Grammarian:
             if known_only:
                 raise Unknown
             if self._confinement is None:
-                source = source_of(shape.kind, shape.text)
+                source = grammars.source_of(shape.kind, shape.text)
                 return self._compile(key, shape, source, _ENTRY_BYTES + _BYTES_A_BYTE * n_bytes)
             found = self._checked(key, shape, self._confinement)
-            if fits_in_daemon(found) and self._is_prepared():
+            is_prepared = self._made is not None or self._vocabulary.n_vocab <= _SMALL_VOCABULARY
+            if fits_in_daemon(found) and is_prepared:
                 return self._compile(key, shape, found.source, max(found.kept_bytes, _LEAST_BYTES))
             self._note(key, verdict := "")
         if self._confinement is None:
@@ -126,32 +105,22 @@ class Grammarian:
             return
         _, key = _measured(shape)
         with self._lock:
-            known = key in self._compiled or key in self._passed
+            known = key in self._compiled or key in self._verdicts
             verdict = self._verdicts.get(key)
-        self._refuse_known(verdict or "", self._confinement)
-        if not known and verdict is None:
+        self._refuse_known(verdict, self._confinement)
+        if not known:
             if known_only:
                 raise Unknown
             self._checked(key, shape, self._confinement)
-            with self._lock:
-                self._passed[key] = None
-                while len(self._passed) > _REMEMBERED:
-                    self._passed.popitem(last=False)
-
-    @property
-    def kept_bytes(self) -> int:
-        """About how much memory what is remembered takes."""
-        return self._kept_bytes
+            self._note(key, None)
 
     @staticmethod
-    def _refuse_known(verdict: str, confinement: Confinement) -> None:
-        """Refuse a shape that was refused before."""
+    def _refuse_known(verdict: str | None, confinement: Confinement) -> None:
         if verdict:
             confinement.note("refused again")
             raise Unconstrainable(verdict)
 
     def _checked(self, key: bytes, shape: Shape, confinement: Confinement) -> Verdict:
-        """Return what a process says of a shape; remember a refusal."""
         try:
             return confinement.check(shape)
         except NotChecked:
@@ -161,15 +130,15 @@ class Grammarian:
             raise
 
     def _move(self, key: bytes, shape: Shape, confinement: Confinement) -> ApartFollower:
-        """Return what follows an answer that turned out to be dear; the next ones begin there."""
+        """Return what follows an answer that turned out to be slow, and each later one of its shape."""
         with self._lock:
             _, freed = self._compiled.pop(key, (None, 0))
-            self._kept_bytes -= freed
+            self.kept_bytes -= freed
         self._note(key, "")
         confinement.note("moved")
         return confinement.follow(shape, key, revive=False)  # on the engine's thread
 
-    def _note(self, key: bytes, verdict: str) -> None:
+    def _note(self, key: bytes, verdict: str | None) -> None:
         with self._lock:
             self._verdicts[key] = verdict
             while len(self._verdicts) > _REMEMBERED:
@@ -184,45 +153,39 @@ class Grammarian:
         return Follower(copy, self._vocabulary, partial(self._move, key, shape, self._confinement))
 
     def _remember(self, key: bytes, compiled: LLMatcher, n_bytes: int) -> None:
-        """Keep the latest; forget the oldest beyond what all together may take. Under the lock."""
+        """Cache a shape as the latest, and drop the oldest beyond the limit. Under the lock."""
         if key not in self._compiled:
             self._compiled[key] = (compiled, n_bytes)
-            self._kept_bytes += n_bytes
+            self.kept_bytes += n_bytes
         self._compiled.move_to_end(key)
-        while self._kept_bytes > self._most_bytes and len(self._compiled) > 1:
+        while self.kept_bytes > self._most_bytes and len(self._compiled) > 1:
             _, (_, freed) = self._compiled.popitem(last=False)
-            self._kept_bytes -= freed
+            self.kept_bytes -= freed
 
     def prepare(self) -> None:
-        """Prepare the vocabulary with the interpreter's lock: a second for a large one.
-
-        Only before the daemon serves. Shapes are followed in other processes without it.
-        """
+        """Prepare the vocabulary with the GIL, before the daemon serves: a second for a large one."""
         if self._confinement is not None:
             self._confinement.warm()
         self._tokenizer()
 
     def close(self) -> None:
-        """End the processes that check and follow shapes, and forget what is compiled.
-
-        llguidance holds the vocabulary where Python's collector does not see it.
-        """
+        """End the processes and drop what is compiled: the collector does not see that it holds the vocabulary."""
         with self._lock:
             self._made = None
             self._compiled.clear()
         if self._confinement is not None:
             self._confinement.close()
 
-    def _is_prepared(self) -> bool:
-        """Whether compiling here holds nobody up."""
-        return self._made is not None or self._vocabulary.n_vocab <= _SMALL_VOCABULARY
-
     def _tokenizer(self) -> LLTokenizer:
         with self._lock:
             if self._made is None:
                 vocabulary = self._vocabulary
-                words = Words(vocabulary.pieces(), sorted(vocabulary.end_tokens), self._tokens)
-                self._made = tokenizer_of(words, vocabulary.n_vocab, sorted(vocabulary.end_tokens))
+                words = grammars.Words(
+                    vocabulary.pieces(), sorted(vocabulary.end_tokens), self._tokens
+                )
+                self._made = grammars.tokenizer_of(
+                    words, vocabulary.n_vocab, sorted(vocabulary.end_tokens)
+                )
             return self._made
 
     def _tokens(self, text: str) -> list[int]:
@@ -231,40 +194,27 @@ class Grammarian:
         return ids
 
     def _compile(self, key: bytes, shape: Shape, source: str, n_bytes: int) -> Follower:
-        limits = LIMITS if self._confinement is None else LIMITS_HERE
-        matcher = compiled(self._tokenizer(), shape.kind, source, limits)
+        limits = grammars.LIMITS if self._confinement is None else grammars.LIMITS_HERE
+        matcher = grammars.compiled(self._tokenizer(), shape.kind, source, limits)
         Follower(matcher, self._vocabulary).allowed()  # the first step may take long
-        refuse_failed(matcher)
+        grammars.refuse_failed(matcher)
         return self._copy_of(key, shape, matcher, n_bytes)
 
 
+@frozen
 class KnownShapes:
-    """What a :class:`Grammarian` has compiled, or refused. Blocks for no more than a digest of a shape.
+    """What a :class:`Grammarian` has compiled or refused. Takes no longer than a digest of the shape."""
 
-    Whoever asks here first needs no place among those who wait for a compiler.
-    """
-
-    __slots__ = ("_grammarian",)
-
-    def __init__(self, grammarian: Grammarian) -> None:
-        self._grammarian = grammarian
+    _grammarian: Grammarian
 
     def follow(self, shape: Shape) -> Follower | ApartFollower:
-        """Return what follows one answer, as :meth:`Grammarian.follow` does.
-
-        Raises:
-            Unconstrainable: the shape was refused before, or is too long.
-            Unknown: it has to be compiled.
-        """
         return self._grammarian.follow(shape, known_only=True)
 
     def check(self, shape: Shape) -> None:
-        """Say whether a shape can be enforced. Raises as `follow` does."""
         self._grammarian.check(shape, known_only=True)
 
 
 def _measured(shape: Shape) -> tuple[int, bytes]:
-    """Return how long a shape is and its digest. Raises :class:`Unconstrainable` if it is too long."""
     most = MAX_BYTES[shape.kind]
     # A byte at least for each character: what is far too long is not written down.
     n_bytes = len(shape.text)
@@ -276,14 +226,12 @@ def _measured(shape: Shape) -> tuple[int, bytes]:
 
 
 class Follower:
-    """Walks one answer through its grammar, a token at a time. For one thread at a time.
+    """Follows one answer through its grammar. For one thread at a time.
 
-    `move` is called at most once: where a step took long, or the answer can be read in more ways than
-    `LIMITS_HERE` allows. What it returns follows the rest of the answer, in another process. Without
-    it such an answer has no way on.
+    Where a step is slow or too ambiguous, what `move` returns follows the rest; without it nothing can.
     """
 
-    __slots__ = ("_apart", "_failed", "_matcher", "_move", "_said", "_vocabulary", "_words")
+    __slots__ = ("_accepted", "_apart", "_failed", "_matcher", "_move", "_vocabulary", "_words")
 
     def __init__(
         self,
@@ -297,20 +245,17 @@ class Follower:
         self._failed = False
         self._move = move
         self._apart: ApartFollower | None = None
-        self._said: list[int] = []
+        self._accepted: list[int] = []
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process knows what is allowed."""
         return self._apart is not None
 
     @property
     def problem(self) -> str | None:
-        """Which limit leaves no way on, for a message; None if none does."""
         return None if self._apart is None else self._apart.problem
 
     def allows(self, token: int) -> bool:
-        """Whether the answer may go on with `token`; with an end token, whether it may end."""
         if self._apart is not None:
             return self._apart.allows(token)
         if token in self._vocabulary.end_tokens:
@@ -323,7 +268,6 @@ class Follower:
         return allowed and not self._failed
 
     def allowed(self) -> NDArray[np.intp]:
-        """Return all tokens that the answer may go on with; none if the grammar has failed."""
         if self._apart is not None:
             return self._apart.allowed()
         words = self._words
@@ -341,7 +285,6 @@ class Follower:
         return np.flatnonzero(bits)
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once."""
         if self._apart is None:
             # A copy takes 0.02 ms, longer behind a long answer, and 8 % off what the next mask finds prepared.
             began = time.thread_time()
@@ -351,29 +294,26 @@ class Follower:
         return follower.allowed if self._apart is None else self._apart.deferred()
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`."""
         if self._apart is not None:
             self._apart.accept(token)
             return
         began = time.thread_time()
         fits = self._matcher.consume_token(token)
-        self._said.append(token)
+        self._accepted.append(token)
         self._look_at(began, fits=fits)
 
     def take_back(self) -> None:
-        """Go back to before the latest `accept`."""
         if self._apart is not None:
             self._apart.take_back()
             return
-        self._said.pop()
+        self._accepted.pop()
         self._matcher.rollback(1)
 
     def _look_at(self, began: float, *, fits: bool = True) -> None:
-        """Have another process follow the answer if its grammar would hold everybody up here."""
         if fits and time.thread_time() - began <= _STEP_S:
             return
         if self._move is None:
             self._failed = True
             return
         self._apart = self._move()
-        self._apart.begin(self._said)
+        self._apart.begin(self._accepted)

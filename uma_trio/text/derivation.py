@@ -1,41 +1,109 @@
-"""What a model's chat template can do, found out once by rendering, before the first chat waits for it."""
+"""What a model's chat template can do, found out by rendering before the first chat waits for it."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, product
+from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
-from uma_trio.text.effort import Efforts, efforts_of
 from uma_trio.text.prompt import Unrenderable
-from uma_trio.text.rendering import NotRendered
 from uma_trio.text.replies.derive import PROBING_S, derive
 from uma_trio.text.replies.format import PLAIN, ReplyFormat
 from uma_trio.text.replies.known import format_of
 from uma_trio.text.reshaping import Kind
-from uma_trio.text.template import ChatTemplate, Manner
+from uma_trio.text.template import SWITCHES, ChatTemplate, Manner, NotRendered
+
+_MEASURES: Final = ("reasoning_effort", "thinking_effort")
+_WORDS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_NONE: Final = "no_think"  # another word for "none": Hy3
+# A template in harmony writes any word; the model knows these.
+# https://cookbook.openai.com/articles/openai-harmony
+_HARMONY: Final = ("low", "medium", "high")
+
+Render = Callable[[Mapping[str, Any]], str]
+"""Renders a prompt with these variables; "" if the template refuses them."""
+
+
+@frozen
+class Efforts:
+    """What a template understands of reasoning: its `switches`, and their state `by_default`, if any.
+
+    `words` maps, for each variable of the amount, a request's words to the template's.
+    """
+
+    switches: tuple[str, ...] = ()
+    by_default: bool | None = None
+    words: Mapping[str, Mapping[str, str]] = field(factory=dict)
+
+    def told(self, manner: Manner) -> Manner:
+        """Return a manner with these arguments; those of the request have precedence."""
+        told: dict[str, Any] = {}
+        if manner.reasons is not None:
+            told |= {name: SWITCHES[name][not manner.reasons] for name in self.switches}
+        word = "none" if manner.effort is None and manner.thinks is False else manner.effort
+        for name, words in self.words.items():
+            if word is not None and word in words:
+                told[name] = words[word]
+        return evolve(manner, arguments={**told, **manner.arguments})
+
+
+def efforts_of(render: Render, source: str, *, harmony: bool) -> Efforts:
+    """Probe a template. Renders at most 27 prompts."""
+    plain = render({})
+    switches: list[str] = []
+    by_default: bool | None = None
+    for name in _named(SWITCHES, source):
+        on, off = [render({name: value}) for value in SWITCHES[name]]
+        if on and off and on != off:
+            switches.append(name)
+            by_default = {on: True, off: False}.get(plain, by_default)
+    words: dict[str, dict[str, str]] = {}
+    for name in _named(_MEASURES, source):
+        turned_on = {switch: SWITCHES[switch][0] for switch in switches}
+        taken = _HARMONY if harmony else [w for w in _WORDS if render({**turned_on, name: w})]
+        words[name] = _nearest(taken, switched=bool(switches))
+        if not harmony and "none" not in taken and render({**turned_on, name: _NONE}):
+            words[name] |= {"none": _NONE}
+    return Efforts(tuple(switches), by_default, words)
+
+
+def _named(names: Iterable[str], source: str) -> list[str]:
+    return [name for name in names if re.search(rf"\b{name}\b", source)]
+
+
+def _nearest(taken: Sequence[str], *, switched: bool) -> dict[str, str]:
+    """Return for each word the nearest one of `taken`, of two the larger one; only "none" becomes "none"."""
+    places = [_WORDS.index(word) for word in taken if word != "none"]
+    found: dict[str, str] = {}
+    for place, word in enumerate(_WORDS):
+        if word in taken:
+            found[word] = word
+        elif places and (word != "none" or not switched):
+            found[word] = _WORDS[min(places, key=lambda other: (abs(other - place), -other))]
+    return found
+
 
 _TOOL = Tool(
     "look",
     "Look.",
     {"type": "object", "properties": {"what": {"type": "string", "description": "What."}}},
 )
-_WORDS = ("qzone", "qztwo")  # arguments of calls, in no template's own text
+_ARGUMENTS = ("qzone", "qztwo")  # arguments of calls, in no template's own text
 
 
 @frozen
 class Derivation:
-    """What was found out from a model's template: how it writes replies, and what it wants.
+    """What was found out: how the model writes replies, and what the template expects.
 
-    `tells_tools` says whether the template shows tools to the model, `efforts` how it is told whether the
-    model should reason. `refused` are the shapes of answers that it does not take back, which should be none, and
-    `takes_parallel_calls` says that an answer may have several calls: the template neither refuses nor drops one.
+    `tells_tools`: the template shows tools to the model. `refused` are the shapes of answers that the
+    template does not take back (none, in a good one); one with `takes_parallel_calls` takes several calls.
     """
 
     format: ReplyFormat = PLAIN
@@ -49,7 +117,7 @@ class Derivation:
     def of(
         cls, template: ChatTemplate, source: str, override: ReplyFormat | None = None
     ) -> Derivation:
-        """Try a template. Takes tens of milliseconds, and bounded time whatever it does. Blocks."""
+        """Probe a template. Takes tens of milliseconds, and bounded time in any case. Blocks."""
         has_parts = _wants_parts(template)
 
         def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
@@ -60,10 +128,15 @@ class Derivation:
 
         derived = derive(render, source, Unrenderable)
         made, ids = format_of(derived, source)
-        until = time.monotonic() + PROBING_S
+        until, hello = time.monotonic() + PROBING_S, [Message("user", "Hello")]
 
         def prompt(arguments: Mapping[str, Any]) -> str:
-            return "" if time.monotonic() > until else _prompt(template, arguments)
+            if time.monotonic() > until:
+                return ""
+            try:
+                return template.render(hello, Manner(arguments=arguments), reshapes=False).text
+            except Unrenderable:
+                return ""
 
         efforts = efforts_of(prompt, source, harmony=made.name == "harmony")
         habits = evolve(
@@ -77,16 +150,14 @@ class Derivation:
 
     @property
     def can_reason(self) -> bool:
-        """Whether the replies may have reasoning in them."""
         return self.format.thought is not None or self.format.name == "harmony"
 
     @property
     def in_words(self) -> bool:
-        """Whether calls and their results are told to the model as text."""
+        """Whether calls and their results are shown to the model as text."""
         return self.format.source == "generic"
 
     def _tried(self, template: ChatTemplate, until: float) -> Derivation:
-        """Send every shape of an answer back through the template."""
         parallel, refused = True, list[str]()
         tools = [_TOOL] if self.tells_tools else []
         for name, chat in _answers():
@@ -97,29 +168,24 @@ class Derivation:
             except Unrenderable:
                 refused.append(name)
                 continue
-            first, second = (word in prompt.text for word in _WORDS)
+            first, second = (word in prompt.text for word in _ARGUMENTS)
             if name.endswith("two calls"):
                 parallel &= Kind.SPLIT_CALLS not in prompt.reshaped and first <= second
         return evolve(self, takes_parallel_calls=parallel, refused=tuple(refused))
 
 
 class Finding:
-    """A template and what was found out of it, when it is asked for first. Any number of threads may use it."""
+    """A template and its derivation, computed on the first request. Safe to use from any thread."""
 
     def __init__(
         self, source: str, template: Callable[[], ChatTemplate], override: ReplyFormat | None
     ) -> None:
-        """Prepare for a `source`, of which `template` is made, unless it is empty."""
         self._source, self._make, self._override = source, template, override
         self._lock = threading.Lock()
         self._found: tuple[Derivation, ChatTemplate | None, str | None] | None = None
 
     def get(self) -> tuple[Derivation, ChatTemplate | None, str | None]:
-        """Return what was found out, the template, and why there is none. Blocks the first time.
-
-        Raises:
-            NotRendered: it cannot be found out now.
-        """
+        """Return the derivation, the template, why there is none. Raises :class:`NotRendered`. May block."""
         with self._lock:
             if self._found is None:
                 self._found = self._find()
@@ -141,7 +207,6 @@ class Finding:
 
 
 def _answers() -> Iterator[tuple[str, list[Message]]]:
-    """Yield conversations with every shape of an answer: with thoughts, text, calls, and calls that were cut."""
     for thought, text, n, cut in product(
         ("", "I think."), ("", "Let me look."), (0, 1, 2), (False, True)
     ):
@@ -149,29 +214,15 @@ def _answers() -> Iterator[tuple[str, list[Message]]]:
             continue
         calls = [
             Call(f"call0000{number}", "look", f'{{"what": "{word}"}}')
-            for number, word in enumerate(_WORDS[:n])
+            for number, word in enumerate(_ARGUMENTS[:n])
         ]
         if cut:
             calls[-1] = evolve(calls[-1], arguments=calls[-1].arguments[:-2])
         results = [Message("tool", "Seen.", call_id=call.id, name="look") for call in calls]
         answer = Message("assistant", text, tuple(calls), reasoning=thought)
-        said = [
-            ("thoughts", thought),
-            ("text", text),
-            ("one call", n == 1),
-            ("two calls", n == 2),
-            ("cut", cut),
-        ]
-        name = ", ".join([word for word, has in said if has])
-        yield (
-            name,
-            [
-                Message("user", "Look."),
-                answer,
-                *results,
-                *([] if n else [Message("user", "Well?")]),
-            ],
-        )
+        parts = ("thoughts", "text", "one call", "two calls", "cut")
+        name = ", ".join(compress(parts, (thought, text, n == 1, n == 2, cut)))
+        yield name, [Message("user", "Look."), answer, *(results or [Message("user", "Well?")])]
 
 
 def _wants_parts(template: ChatTemplate) -> bool:
@@ -179,18 +230,11 @@ def _wants_parts(template: ChatTemplate) -> bool:
     shown: list[bool] = []
     for habits in (NO_HABITS, Habits(content_as_parts=True)):
         try:
-            prompt = template.render([Message("user", _WORDS[0])], habits=habits, reshapes=False)
+            prompt = template.render(
+                [Message("user", _ARGUMENTS[0])], habits=habits, reshapes=False
+            )
         except Unrenderable:
             shown.append(False)
         else:
-            shown.append(_WORDS[0] in prompt.text)
+            shown.append(_ARGUMENTS[0] in prompt.text)
     return shown == [False, True]
-
-
-def _prompt(template: ChatTemplate, arguments: Mapping[str, Any]) -> str:
-    """Return a first prompt as a template writes it with these variables; "" if it refuses them."""
-    try:
-        asked = [Message("user", "Hello")]
-        return template.render(asked, Manner(arguments=arguments), reshapes=False).text
-    except Unrenderable:
-        return ""

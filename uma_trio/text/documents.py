@@ -1,9 +1,8 @@
-"""Messages and tools as chat templates know them: the dictionaries of OpenAI's API."""
+"""Messages and tools as chat templates read them: the dictionaries of OpenAI's API."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -12,6 +11,7 @@ from attrs import frozen
 
 from uma_trio.text.chat import Message
 from uma_trio.text.reshaping import Kind
+from uma_trio.text.slices import json_value
 
 _KNOWS_RESULTS: Final = re.compile(r"""[!=]=\s*['"]tool['"]""")
 _TYPES: Final = ("string", "number", "integer", "boolean", "array", "object")
@@ -22,14 +22,10 @@ _NINE: Final = re.compile(r"[A-Za-z0-9]{9}")
 
 @frozen
 class Habits:
-    """What a template wants otherwise than most do.
+    """How a template differs from most.
 
-    `arguments_as_text`: arguments as the JSON that the model wrote, not as an object.
-    `null_content`: no content, instead of an empty one, beside calls. `ids`: ids of nine letters and
-    digits (Mistral's), or such as ``functions.NAME:0`` (Kimi's). `reasoning_key`: what a message calls
-    its reasoning; "" if the template leaves it out. `results_inside`: results of tools not as messages,
-    but in the message with the calls (Gemma's ``tool_responses``). `content_as_parts`: contents as lists of
-    parts of type text, as models have them that see images.
+    `ids`: of nine letters and digits (Mistral), or ``functions.NAME:0`` (Kimi). `reasoning_key`: "" if it is
+    left out. `results_inside`: in the message with the calls (Gemma). `content_as_parts`: with vision.
     """
 
     arguments_as_text: bool = False
@@ -44,19 +40,18 @@ NO_HABITS: Final = Habits()
 
 
 def wants_results_inside(source: str) -> bool:
-    """Whether a template of this source wants results inside, and knows no messages of tools."""
+    """Whether the template expects results inside, and has no tool messages."""
     return "tool_responses" in source and _KNOWS_RESULTS.search(source) is None
 
 
 def messages_of(messages: Sequence[Message], habits: Habits) -> list[dict[str, Any]]:
-    """Return what a template reads as `messages`."""
     ids = _Ids(messages, habits)
     found = [_message(message, habits, ids) for message in messages]
     return _with_results(found) if habits.results_inside else found
 
 
 def tool_of(written: Mapping[str, Any], *, kinds: Collection[Kind] = ()) -> dict[str, Any]:
-    """Return what a template reads of a function, as it was written or after the changes of tools among `kinds`."""
+    """Return a function as a template reads it: as written, or changed by `kinds`."""
     function = {**written}
     parameters = written.get("parameters") or {}
     if kinds:
@@ -74,11 +69,8 @@ def tool_of(written: Mapping[str, Any], *, kinds: Collection[Kind] = ()) -> dict
 def _property(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    return {
-        **schema,
-        "type": schema.get("type", "any"),
-        "description": schema.get("description", ""),
-    }
+    added = {"type": "any", "description": ""}
+    return {**schema, **{key: value for key, value in added.items() if key not in schema}}
 
 
 def _simple(schema: Any) -> dict[str, Any]:
@@ -125,10 +117,8 @@ def _with_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(message: Message, habits: Habits, ids: _Ids) -> dict[str, Any]:
-    content = (
-        None if habits.null_content and message.calls and not message.content else message.content
-    )
-    found: dict[str, Any] = {"role": message.role, "content": content}
+    is_null = habits.null_content and message.calls and not message.content
+    found: dict[str, Any] = {"role": message.role, "content": None if is_null else message.content}
     if message.reasoning and habits.reasoning_key:
         found[habits.reasoning_key] = message.reasoning
     if message.calls:
@@ -152,7 +142,7 @@ def _message(message: Message, habits: Habits, ids: _Ids) -> dict[str, Any]:
 
 
 class _Ids:
-    """The calls of a conversation by their ids: what a template is `shown` as id, and their `names`."""
+    """The ids of a conversation's calls: what the template is `shown`, and the `names` of their tools."""
 
     def __init__(self, messages: Sequence[Message], habits: Habits) -> None:
         calls = [call for message in messages for call in message.calls]
@@ -167,16 +157,12 @@ class _Ids:
 
 
 def nine(id_: str) -> str:
-    """Return an id of nine letters and digits: itself, if it is one."""
+    """Return `id_` if it has nine letters and digits, else a digest that has."""
     return id_ if _NINE.fullmatch(id_) else hashlib.sha256(id_.encode()).hexdigest()[:9]
 
 
 def _arguments(text: str, *, as_text: bool) -> Any:
-    """Return arguments as an object; as they are where that is wanted, or they are none."""
     if as_text:
         return text
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
+    value = json_value(text or "{}")
     return value if isinstance(value, dict) else text

@@ -1,9 +1,6 @@
-"""From what a client sent to tokens: prompts as they are, chats by the model's template.
+"""From what a client sent to what the engine needs.
 
-All that a request needs is put together by :mod:`uma_trio.text.preparing`.
-
-Everything here blocks (64 KiB of text take longer than a tick) and is called in helper
-threads; any number of them may.
+Everything blocks (64 KiB of text take longer than a tick). Safe to use from any thread.
 """
 
 from __future__ import annotations
@@ -16,31 +13,61 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
 from uma_trio.backend.base import IntArray, SpecialToken, Vocabulary
 from uma_trio.text import telling
-from uma_trio.text.asked import Chat
-from uma_trio.text.asked import Prompt as Asked
-from uma_trio.text.chat import Message, Tool
+from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
+from uma_trio.text.constraint import Compiler, Constraint
 from uma_trio.text.derivation import Derivation, Finding
-from uma_trio.text.prompt import NoTemplate, Prompt, Unrenderable
-from uma_trio.text.rendering import NotRendered
-from uma_trio.text.replies import ReplyFormat
-from uma_trio.text.replying import Replies
+from uma_trio.text.prompt import NoTemplate, Unrenderable
+from uma_trio.text.prompt import Prompt as Rendered
+from uma_trio.text.replies import ReplyFormat, ReplyParser
+from uma_trio.text.replying import NOTHING_LOOSENED, Loosened, Replies
+from uma_trio.text.shape import Shape
 from uma_trio.text.slices import is_blank
-from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
+from uma_trio.text.template import PLAINLY, ChatTemplate, Manner, NotRendered
 from uma_trio.text.tokeniser import Tokeniser, Whose
 
 if TYPE_CHECKING:
     from uma_trio.text.confinement import Confinement
     from uma_trio.text.constrain import Grammarian
 
+
+@frozen
+class Chat:
+    """A conversation to render by the model's chat template, with the `tools` that the model may call."""
+
+    messages: tuple[Message, ...]
+    manner: Manner = PLAINLY
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = AUTO
+
+
+Prompt = str | Chat | IntArray
+"""Text, a conversation, or tokens (int32), which are taken as they are."""
+
+
+@frozen(eq=False)
+class Prepared:
+    """Everything that one answer needs before it is submitted; without a `parser` all of it is text.
+
+    `loosened` are tools not wholly enforced, `reshaped` the changes that the chat template needed.
+    """
+
+    tokens: IntArray
+    constraint: Constraint | None = None
+    parser: ReplyParser | None = None
+    loosened: tuple[str, ...] = ()
+    pieces: Sequence[bytes] | None = None
+    reshaped: tuple[str, ...] = ()
+
+
 _SPACE: Final = " \t\n\v\f\r"  # isspace(3), as llama.cpp strips
 
 
 class Tokenised(NamedTuple):
-    """A prompt's tokens (int32), whether they end inside the model's reasoning, and what was changed for the template."""
+    """A prompt's tokens (int32), whether they end inside reasoning, and the changes for the template."""
 
     tokens: IntArray
     is_thinking: bool = False
@@ -48,18 +75,16 @@ class Tokenised(NamedTuple):
 
 
 def _is_thought(messages: Sequence[Message]) -> bool:
-    """Whether the last message is an answer that has not come further than its reasoning."""
+    """Whether the last message is an answer that ends inside its reasoning."""
     last = messages[-1] if messages else Message("")
     said = not is_blank(last.content) or last.calls
     return last.role == "assistant" and bool(last.reasoning) and not said
 
 
 class FrontEnd:
-    """Turns text into tokens for one model.
+    """Turns prompts into tokens for one model; :meth:`chat_problem` says why messages have none.
 
-    Without a template, or with one that cannot be rendered, there is no way from messages to tokens;
-    :meth:`chat_problem` says why. `confine` makes what shapes are checked in, when the first one
-    comes; without it they are compiled in this process only.
+    `confine` makes the confinement of shapes on first use; without it they are compiled here.
     """
 
     def __init__(
@@ -71,7 +96,7 @@ class FrontEnd:
         *,
         reasons: bool | None = None,
     ) -> None:
-        """Prepare for a model. `reasons` is what is said of reasoning where a request says nothing."""
+        """Prepare for a model. `reasons` applies where a request says nothing of reasoning."""
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces()
         #: The bytes of the longest token: no token stands for more of a text.
@@ -88,23 +113,19 @@ class FrontEnd:
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """The tokens with which the model ends an answer."""
         return self._vocabulary.end_tokens
 
     def chat_problem(self) -> str | None:
-        """Return why messages cannot be rendered; None if they can. Blocks, until that is found out."""
+        """Return why messages cannot be rendered; None if they can. Blocks."""
         return self.finding.get()[2]
 
     def derivation(self) -> Derivation | None:
-        """Return what was found out of the template; None if messages cannot be rendered. Blocks as that does."""
+        """Return what was found out of the template; None if messages cannot be rendered. Blocks."""
         found, template, _ = self.finding.get()
         return None if template is None else found
 
-    def tokens_of(self, prompt: Asked, whose: Whose | None = None) -> Tokenised:
-        """Return the tokens of what is asked.
-
-        Raises :class:`Unrenderable` as :meth:`prepare_chat` does.
-        """
+    def tokens_of(self, prompt: Prompt, whose: Whose | None = None) -> Tokenised:
+        """Return the tokens of any prompt. Raises :class:`Unrenderable`."""
         if isinstance(prompt, str):
             return Tokenised(self.prepare_prompt(prompt, whose))
         if isinstance(prompt, Chat):
@@ -112,17 +133,11 @@ class FrontEnd:
         return Tokenised(prompt)
 
     def prepare_prompt(self, text: str, whose: Whose | None = None) -> IntArray:
-        """Return the tokens of a prompt (int32), with the model's first token if it wants one.
-
-        What looks like a special token in `text` stays text. `whose` text it is may be remembered.
-        """
+        """Return the tokens of a text (int32), behind the model's first one; special tokens in it are text."""
         return self._finished(self._tokeniser.tokens(text, whose))
 
     def prepare_mixed(self, parts: Sequence[str | int]) -> IntArray:
-        """Return the tokens of a prompt whose `parts` are texts and tokens, one or more.
-
-        The model's first token goes in front of a text only: tokens are taken as they are.
-        """
+        """Return the tokens of a prompt of texts and tokens. Only a text is preceded by the first token."""
         found: list[IntArray] = []
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             if is_text:
@@ -139,27 +154,19 @@ class FrontEnd:
         tools: Sequence[Tool],
         whose: Whose | None = None,
     ) -> Tokenised:
-        """Return the tokens of a chat, ready for the answer.
-
-        They are those of the rendered text, in which a control token that somebody's text spells is none. Raises
-        :class:`Unrenderable` if the template refuses these messages, or there is none that can be used. `whose`
-        texts these are may be remembered: what stands between two control tokens is tokenised once.
-        """
+        """Return the tokens of a chat, up to the beginning of an answer. Raises :class:`Unrenderable`."""
         prompt = self.prompt(messages, manner, tools)
         _ = self.replies.pieces  # made here, in a helper thread
         tokens = np.concatenate([np.empty(0, np.int32), *self._tokens(prompt, whose)])
         return Tokenised(self._finished(tokens), prompt.is_thinking, prompt.reshaped)
 
     def forget(self, principal: str) -> None:
-        """Drop what is remembered of a principal's texts."""
         self._tokeniser.forget(principal)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
-        """Return the tokens (int32) of `text` alone, as :meth:`Vocabulary.tokenize` does."""
         return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
-        """Return the bytes of tokens of the vocabulary; control tokens have none."""
         return b"".join([self._pieces[token] for token in tokens])
 
     def render(
@@ -170,12 +177,8 @@ class FrontEnd:
 
     def prompt(
         self, messages: Sequence[Message], manner: Manner = PLAINLY, tools: Sequence[Tool] = ()
-    ) -> Prompt:
-        """Return a chat as the template writes it, with what has no place in it told in words.
-
-        Raises:
-            Unrenderable: the template refuses it, or there is none.
-        """
+    ) -> Rendered:
+        """Return a chat as the template writes it, the rest described as text. Raises :class:`Unrenderable`."""
         found, template, problem = self.finding.get()
         if template is None:
             raise NoTemplate(problem)
@@ -190,7 +193,7 @@ class FrontEnd:
             manner = evolve(manner, continue_final=False, begins=True)
         is_off = manner.thinks is False or manner.effort == "none"
         refusal: Unrenderable | None = None
-        prompt: Prompt | None = None
+        prompt: Rendered | None = None
         for told in telling.told(messages, tools, found.format, tells_tools=found.tells_tools):
             try:
                 prompt = template.render(
@@ -215,7 +218,7 @@ class FrontEnd:
 
     @property
     def finding(self) -> Finding:
-        """What the template can do. It knows the spellings of the vocabulary, and uses it no more. Blocks the first time."""
+        """What the template can do. Independent of the vocabulary from now on. Blocks the first time."""
         with self._making:
             if self._finding is None:
                 self._finding = self._new_finding()
@@ -232,12 +235,11 @@ class FrontEnd:
 
     @cached_property
     def replies(self) -> Replies:
-        """How the model writes its replies; found out when it is asked for first, which blocks."""
+        """How the model writes its replies. Blocks the first time."""
         return Replies(self._vocabulary, self.finding.get()[0])
 
     @property
     def grammarian(self) -> Grammarian:
-        """The compiler of grammars, made once, by the first helper thread that asks."""
         from uma_trio.text.constrain import Grammarian  # megabytes that few daemons need
 
         with self._making:
@@ -247,11 +249,10 @@ class FrontEnd:
             return self._grammarian
 
     def warm(self) -> None:
-        """Prepare what the first shape would wait for. Blocks; holds the interpreter's lock."""
+        """Prepare for the first shape. Blocks with the GIL."""
         self.grammarian.prepare()
 
     def close(self) -> None:
-        """End the processes that check and follow shapes."""
         if self._grammarian is not None:
             self._grammarian.close()
 
@@ -263,8 +264,7 @@ class FrontEnd:
     def _controls(self) -> dict[str, SpecialToken]:
         return {special.text: special for special in self._specials if special.is_control}
 
-    def _tokens(self, prompt: Prompt, whose: Whose | None) -> Iterator[IntArray]:
-        """Yield the tokens of a prompt's control tokens, and of what they divide."""
+    def _tokens(self, prompt: Rendered, whose: Whose | None) -> Iterator[IntArray]:
         edges = [0, *prompt.specials, len(prompt.text)]
         texts = [prompt.text[start:end] for start, end in pairwise(edges)]
         for number, text in enumerate(texts):
@@ -282,7 +282,6 @@ class FrontEnd:
                     yield self._tokeniser.tokens(prompt.text[a:b], whose, joined=a > start)
 
     def _find_bos(self) -> IntArray | None:
-        """Return the token that goes first, if the model wants one."""
         text = self._vocabulary.bos_text
         if not self._vocabulary.adds_bos or not text:
             return None
@@ -290,7 +289,88 @@ class FrontEnd:
         return tokens if len(tokens) == 1 else None
 
     def _finished(self, tokens: IntArray) -> IntArray:
-        """Put the first token in front if it is not there."""
         if self._bos is not None and (not len(tokens) or tokens[0] != self._bos[0]):
             return np.concatenate([self._bos, tokens])
         return tokens
+
+
+class Preparation:
+    """One request being prepared: `n` answers to `prompt`, held to `shape`. Blocks; for one thread at a time.
+
+    :meth:`finish` raises :class:`uma_trio.text.shape.Unknown` where a shape has to be compiled: then call
+    :meth:`compile`, once a compiler is free, and `finish` again. Nothing is done twice. `field` is what
+    was processed last, for messages.
+    """
+
+    def __init__(
+        self,
+        front_end: FrontEnd,
+        prompt: Prompt,
+        *,
+        shape: Shape | None = None,
+        budget: int | None = None,
+        n: int = 1,
+        whose: Whose | None = None,
+    ) -> None:
+        self._front_end, self._prompt, self._whose = front_end, prompt, whose
+        self._shape, self._budget, self._n = shape, budget, n
+        self._chat = prompt if isinstance(prompt, Chat) else None
+        self.field = "tools"
+        has_tools = self._chat is not None and len(self._chat.tools) > 0
+        self._loosened: Loosened | None = None if has_tools else NOTHING_LOOSENED
+        self._read: Tokenised | None = None
+        self._constraints: Sequence[Constraint | None] | None = None
+
+    def finish(self) -> list[Prepared]:
+        """Return what each answer needs. Raises `Unknown`, `Unconstrainable` or `Unrenderable`."""
+        front_end, chat = self._front_end, self._chat
+        if self._loosened is None:
+            self._loosened = self._loosen(front_end.grammarian.known)
+        if self._read is None:
+            self._read = front_end.tokens_of(self._prompt, self._whose)
+        (tokens, thinking, reshaped), loosened = self._read, self._loosened
+        if self._constraints is None:
+            bounded = chat is not None and self._budget is not None
+            if self._shape is not None or loosened.offers or bounded:
+                self._constraints = self._constrain(front_end.grammarian.known)
+            else:
+                self._constraints = [None] * self._n
+        if chat is None:
+            return [Prepared(tokens, constraint) for constraint in self._constraints]
+        found: list[Prepared] = []
+        for constraint in self._constraints:
+            parser = front_end.replies.parser(
+                chat.tools, chat.choice, thinking=thinking, continued=chat.manner.continue_final
+            )
+            pieces = None if parser is None else front_end.replies.pieces
+            names = loosened.names if self._shape is None else self._shape.loosened
+            found.append(Prepared(tokens, constraint, parser, names, pieces, reshaped))
+        return found
+
+    def compile(self) -> None:
+        """Compile what :meth:`finish` did not know. Raises :class:`uma_trio.text.shape.Unconstrainable`."""
+        if self._loosened is None:
+            self._loosened = self._loosen(self._front_end.grammarian)
+        else:
+            self._constraints = self._constrain(self._front_end.grammarian)
+
+    def _loosen(self, compiler: Compiler) -> Loosened:
+        if self._chat is None:
+            return NOTHING_LOOSENED
+        return self._front_end.replies.loosened(compiler, self._chat.tools, self._chat.choice)
+
+    def _constrain(self, compiler: Compiler) -> list[Constraint | None]:
+        shape, chat = self._shape, self._chat
+        if shape is not None:
+            self.field = shape.field
+        if chat is None:
+            return [None if shape is None else compiler.follow(shape) for _ in range(self._n)]
+        thinking = self._read is not None and self._read[1]
+        return [
+            self._front_end.replies.constraint(
+                *(compiler, shape, self._loosened or NOTHING_LOOSENED),
+                *(chat.choice, self._budget),
+                thinking=thinking,
+            )
+            for _ in range(self._n)
+        ]

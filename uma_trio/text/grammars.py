@@ -1,13 +1,11 @@
-"""What llguidance is given: the source of each kind of shape, its limits, and a vocabulary.
-
-Used by the daemon and by the processes that check shapes, so it imports nothing that is slow.
-"""
+"""What llguidance receives: sources, limits, a vocabulary. Also for processes, so imports nothing slow."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -51,10 +49,7 @@ _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 class Words:
-    """A vocabulary as llguidance asks for one. Control tokens, which have no bytes, are marked as no text.
-
-    `tokenize` returns the tokens that the model writes for a text; without it the longest are taken.
-    """
+    """A vocabulary as llguidance expects it; without the model's `tokenize` the longest tokens are taken."""
 
     def __init__(
         self,
@@ -75,10 +70,7 @@ class Words:
         self.is_tokenizer_wrapper = True
 
     def __call__(self, text: str) -> list[int]:
-        """Return tokens whose bytes are those of `text`: the model's own, if they are.
-
-        Some vocabularies put a space before any text, or change it, which llguidance does not expect.
-        """
+        """Return tokens of the bytes of `text`: the model's own, unless its tokeniser changes the text."""
         data = text.encode()
         if self._tokenize is not None:
             ids = self._tokenize(text)
@@ -87,7 +79,6 @@ class Words:
         return self._longest(data)
 
     def _longest(self, data: bytes) -> list[int]:
-        """Return the longest token that `data` begins with, and so on behind it."""
         ids: list[int] = []
         at = 0
         while at < len(data):
@@ -101,20 +92,13 @@ class Words:
 
 
 def tokenizer_of(words: Words, n_vocab: int, end_tokens: Sequence[int]) -> LLTokenizer:
-    """Return the vocabulary as llguidance keeps it.
-
-    Takes a second for 152k tokens, all of it with the interpreter's lock.
-    """
+    """Return llguidance's form of a vocabulary. Takes a second for 152k tokens, with the GIL."""
     given: Any = words
     return LLTokenizer(given, n_vocab=n_vocab, eos_token=sorted(end_tokens))
 
 
 def source_of(kind: Kind, text: str) -> str:
-    """Return what llguidance compiles. Takes time by the square of a grammar's length, with the lock.
-
-    Raises:
-        Unconstrainable: the text is no shape of this kind.
-    """
+    """Return what llguidance compiles, in quadratic time with the GIL. Raises :class:`Unconstrainable`."""
     try:
         return _SOURCES[kind](text)
     except RecursionError as error:
@@ -126,11 +110,7 @@ def source_of(kind: Kind, text: str) -> str:
 def compiled(
     tokenizer: LLTokenizer, kind: Kind, source: str, limits: LLParserLimits = LIMITS
 ) -> LLMatcher:
-    """Return the matcher of a source. Without the interpreter's lock, but for reading `source`.
-
-    Raises:
-        Unconstrainable: it cannot be enforced, or not within `limits`.
-    """
+    """Return the matcher of a source, without the GIL. Raises :class:`Unconstrainable`, also over `limits`."""
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     refuse_failed(matcher)
     for warning in matcher.get_grammar_warnings() if kind not in _LOOSE_KINDS else ():
@@ -140,17 +120,12 @@ def compiled(
 
 
 def refuse_failed(matcher: LLMatcher) -> None:
-    """Raise :class:`Unconstrainable` if the matcher has failed."""
     if matcher.is_error():
         raise Unconstrainable(_reason(matcher.get_error()))
 
 
 def unforced(source: str) -> str:
-    """Return a source whose masks allow every tokenisation of a text that it forces.
-
-    Otherwise they hold the first token of one, as `Words` writes it: where the model's tokeniser is
-    not at hand, that may be one that the model never writes.
-    """
+    """Return a source whose masks also allow other tokenisations of a forced text than that of `Words`."""
     head = '%llguidance {"no_forcing": true}\n'
     try:
         (grammar,) = json.loads(source)["grammars"]
@@ -159,14 +134,6 @@ def unforced(source: str) -> str:
     if grammar.get("json_schema") is not None:
         return f"{head}start: %json {json.dumps(grammar['json_schema'], ensure_ascii=False)}\n"
     return head + str(grammar["lark_grammar"])
-
-
-def _of_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(text, overrides=JSON)
-
-
-def _of_loose_schema(text: str) -> str:
-    return LLMatcher.grammar_from_json_schema(text, overrides=LOOSE)
 
 
 def _of_choice(text: str) -> str:
@@ -184,17 +151,16 @@ def _of_grammar(text: str) -> str:
 
 
 _SOURCES: Final[dict[Kind, Callable[[str], str]]] = {
-    "schema": _of_schema,
+    "schema": partial(LLMatcher.grammar_from_json_schema, overrides=JSON),
     "regex": LLMatcher.grammar_from_regex,
     "choice": _of_choice,
     "grammar": _of_grammar,
-    "loose schema": _of_loose_schema,
+    "loose schema": partial(LLMatcher.grammar_from_json_schema, overrides=LOOSE),
     "reply": LLMatcher.grammar_from_lark,
 }
 
 
 def _reason(message: str) -> str:
-    """Return why in one line, naming the keyword where there is one."""
     found = _UNIMPLEMENTED.search(message)
     if found is not None:
         return f"uses {found[1]}, which cannot be enforced; leave it out"

@@ -1,4 +1,4 @@
-"""A conversation on its way to a rendered prompt: what a process that renders is asked, and what it answers."""
+"""The messages between the daemon and the processes that render prompts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import msgspec
 from attrs import frozen
 
 from uma_trio.text.chat import Call, Message, Tool
-from uma_trio.text.documents import Habits
-from uma_trio.text.slices import SLICE, json_text, slices
-from uma_trio.text.surrogates import in_utf8
+from uma_trio.text.slices import SLICE, in_utf8, json_text, slices
 
 # Time of the CPU for one prompt. Templates that look at all messages for each one take time by the square of their
 # number: Gemma 4's 0.8 s for 600 on a core of 2024. A megabyte of text takes 0.1 s.
@@ -24,17 +22,14 @@ class Unrenderable(Exception):
 
 
 class NoTemplate(Unrenderable):
-    """There is no template, or none that can be used for any messages."""
+    """There is no usable template."""
 
 
 @frozen
 class Prompt:
-    """A rendered chat.
+    """A rendered chat, with the start and end of each control token (`specials`), in turn.
 
-    `specials` are the places, start and end in turn, of the control tokens in `text`, all of which the
-    template wrote. Where somebody's text spells a token that the vocabulary recognises in any text, the prompt
-    is tokenised in parts, divided at `cuts`. `reshaped` says what was changed in the conversation, because
-    the template refused it. `is_thinking` says that the prompt ends inside the model's reasoning.
+    It is divided at `cuts`, where a client's text spells a token that is recognised in any text.
     """
 
     text: str
@@ -45,11 +40,7 @@ class Prompt:
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True):
-    """A template, and what of a vocabulary concerns it.
-
-    `controls` are the texts that become control tokens wherever a prompt spells them, `markers` those that become
-    tokens even in the middle of ordinary text, and that the template gives a meaning.
-    """
+    """A template, and spellings of the vocabulary: `controls` in a prompt, `markers` in any text."""
 
     template: str
     bos_text: str = ""
@@ -59,11 +50,10 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """How a prompt ends.
+    """How a prompt ends: with the beginning of an answer (`prompts`), or inside the last message (`continues`).
 
-    With `prompts` it ends with the beginning of an answer. With `continues` it ends inside the last message. `thought` are the
-    markers around reasoning; with `closes` reasoning that the template has opened is ended, and a `reasoning` that is not
-    empty is gone on with.
+    `thought` are the markers around reasoning; `closes` ends reasoning that the template opened, and a
+    `reasoning` that is not empty is continued.
     """
 
     prompts: bool = True
@@ -74,7 +64,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Render(msgspec.Struct, frozen=True, array_like=True):
-    """Render this. `key` names a :class:`Source`, which comes along where the worker does not know it."""
+    """A request to render. The worker receives the `source` where it does not know its `key`."""
 
     key: bytes
     source: Source | None
@@ -103,19 +93,16 @@ class Rendered(msgspec.Struct, frozen=True, tag="rendered", array_like=True):
     is_thinking: bool
 
     def prompt(self) -> Prompt:
-        """Return it as the value that the daemon uses."""
         text = "".join([part.decode() for part in self.text])
         return Prompt(text, self.specials, self.cuts, tuple(self.reshaped), self.is_thinking)
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """The template does not render this."""
-
     why: str
 
 
 class Unknown(msgspec.Struct, frozen=True, tag="unknown", array_like=True):
-    """The source has to come along."""
+    """The worker needs the source."""
 
 
 def packed_messages(messages: Sequence[Message]) -> list[Any]:
@@ -137,7 +124,6 @@ def packed_messages(messages: Sequence[Message]) -> list[Any]:
 
 
 def messages_from(found: Sequence[Any]) -> list[Message]:
-    """Return the messages that were packed."""
     return [
         Message(role, content, tuple([Call(*call) for call in calls]), *others)
         for role, content, calls, *others in found
@@ -145,40 +131,15 @@ def messages_from(found: Sequence[Any]) -> list[Message]:
 
 
 def packed_tools(tools: Sequence[Tool]) -> list[Any]:
-    """Return tools for a :class:`Render`: the JSON of each one's function."""
-    return [packed_json(tool.written or _function(tool)) for tool in tools]
-
-
-def _function(tool: Tool) -> dict[str, Any]:
-    return {
-        "name": tool.name,
-        **({"description": tool.description} if tool.description else {}),
-        **({"parameters": tool.parameters} if tool.parameters else {}),
-    }
+    return [packed_json(tool.written or tool.function) for tool in tools]
 
 
 def packed_json(value: Mapping[str, Any]) -> str | msgspec.Raw:
-    """Return the JSON of a value, packed."""
     return packed(json_text(value))
 
 
-def packed_habits(habits: Habits) -> list[Any]:
-    """Return habits as ``Habits(*found)`` takes them."""
-    return [
-        habits.arguments_as_text,
-        habits.null_content,
-        habits.ids,
-        habits.reasoning_key,
-        habits.results_inside,
-        habits.content_as_parts,
-    ]
-
-
 def packed(text: str) -> str | msgspec.Raw:
-    """Return `text` for MessagePack: encoded in slices where one call would hold the GIL for long.
-
-    Halves of characters become U+FFFD.
-    """
+    """Return `text` for MessagePack, encoded in slices; lone surrogates become U+FFFD."""
     if text.isascii() and len(text) <= SLICE:
         return text
     data = b"".join([in_utf8(part).encode() for part in slices(text)])

@@ -1,7 +1,7 @@
-"""What runs in the processes that render chat templates. See :mod:`.rendering`.
+"""What runs in the processes that render chat templates. See :mod:`.template`.
 
-Templates come out of model files. They are rendered by jinja2's sandbox, as transformers does it, so that a prompt is
-what a model was trained on, byte for byte. What a template takes is bounded by the limits of its process.
+Templates come from model files. jinja2's sandbox renders them as transformers does, byte for byte what
+the model was trained on. The limits of the process bound what a template takes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from uma_trio.text.prompt import (
     messages_from,
     times_s,
 )
-from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Kinds, Refusals, Reshaping
-from uma_trio.text.slices import slices
+from uma_trio.text.reshaping import OF_MESSAGES, OF_TOOLS, Cures, Kinds, render_accepted
+from uma_trio.text.slices import in_utf8, slices
 from uma_trio.text.spellings import Spellings, free_marks, unmarked
-from uma_trio.text.surrogates import in_utf8
 
 _MOST_SOURCES: Final = 32
 # A prompt may be longer than what was sent: templates explain tools, and repeat texts.
@@ -55,26 +54,15 @@ _DATES: Final = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 _SCHEMA_WORDS: Final = frozenset(
     [
         *("type", "string", "number", "integer", "object", "array", "boolean", "null", "any"),
-        *(
-            "name",
-            "parameters",
-            "strict",
-            "properties",
-            "required",
-            "items",
-            "enum",
-            "default",
-            "description",
-            "title",
-            "format",
-        ),
-        *("additionalProperties", "anyOf", "oneOf", "allOf", "const", "nullable"),
+        *("name", "parameters", "strict", "properties", "required", "items", "enum", "default"),
+        *("description", "title", "format", "const", "nullable"),
+        *("additionalProperties", "anyOf", "oneOf", "allOf"),
     ]
 )
 _ASKED: Final = msgspec.msgpack.Decoder(Render)
 
 
-class _TooMuch(Unrenderable):
+class _TooMuch(Exception):
     """A limit is exceeded, which another shape of the conversation would not change."""
 
 
@@ -91,18 +79,6 @@ class _Generation(Extension):
 
     def _written(self, caller: Callable[[], str]) -> str:
         return caller()
-
-
-class _Clock:
-    """The time of the request that is rendered."""
-
-    now = 0.0
-
-    def strftime_now(self, layout: str) -> str:
-        return datetime.fromtimestamp(self.now).strftime(layout)
-
-
-_CLOCK: Final = _Clock()
 
 
 def _raise_exception(message: str) -> None:
@@ -138,7 +114,6 @@ def _environment(kind: type[SandboxedEnvironment]) -> SandboxedEnvironment:
     made = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = _CLOCK.strftime_now
     return made
 
 
@@ -159,7 +134,7 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
             answer: Rendered | Refused | Unknown
             try:
                 answer = _answer(known, asked, _BASE_CHARACTERS + _TIMES * len(frame))
-            except Unrenderable as error:
+            except (Unrenderable, _TooMuch) as error:
                 answer = Refused(str(error))
             link.send(msgspec.msgpack.encode(answer))
 
@@ -188,7 +163,7 @@ def _give_memory_back() -> None:
 
 @frozen
 class _Asked:
-    """A request, decoded. `most` is how many characters the template may write, `mark` and `end` occur in no text."""
+    """A decoded request. `most` limits the characters written; `mark` and `end` occur in no text."""
 
     tools: Sequence[Any]
     arguments: dict[str, Any]
@@ -197,11 +172,10 @@ class _Asked:
     most: int
     mark: str
     end: str
+    today: datetime
 
 
 class _Renderer:
-    """One template, compiled."""
-
     def __init__(self, source: Source) -> None:
         self._source = source
         try:
@@ -217,16 +191,13 @@ class _Renderer:
         self._spellings = Spellings(source.controls, source.markers)
         self._named = frozenset(re.findall(r"\w+", text))
         self._marks = free_marks([source.template])
-        self._mutable: Template | None = None
         self._dates = {n: d for n, d in _DATES.items() if re.search(rf"\b{n}\b", text)}
         self._wants_functions = re.search(r"\bfunctions\b", text) is not None
         self._writes_functions = _WRITES_FUNCTIONS.search(text) is not None
         self._without_tools: list[Any] | None = None
-        self._refusals = Refusals()
+        self._cures: Cures = {}
 
     def render(self, asked: Render, most: int) -> Rendered:
-        """Render a conversation, in the first shape in which the template takes it."""
-        _CLOCK.now = asked.now
         messages = messages_from(asked.messages)
         tools = list(map(json.loads, asked.tools))
         arguments = json.loads(str(asked.arguments))
@@ -236,67 +207,40 @@ class _Renderer:
             raise _TooMuch(
                 "of the hexagrams (U+4DC0 to U+4DFF), two of which are needed, all occur in the messages"
             )
-        each = _Asked(
-            tools, arguments, Habits(*asked.habits), asked.ending, most, marks[0], marks[1]
-        )
-        text, reshaped = self._first(messages, each, reshapes=asked.reshapes)
+        habits, today = Habits(*asked.habits), datetime.fromtimestamp(asked.now)
+        mark, end = marks[:2]
+        each = _Asked(tools, arguments, habits, asked.ending, most, mark, end, today)
+        changes = (*(OF_MESSAGES if asked.reshapes else ()), *(OF_TOOLS if tools else ()))
+        text, reshaped = render_accepted(messages, partial(self._run, each), self._cures, changes)
         return self._ended(text, messages, each, reshaped)
 
-    def _first(
-        self, messages: Sequence[Message], asked: _Asked, *, reshapes: bool
-    ) -> tuple[str, list[str]]:
-        """Return what the template writes, and what was changed for it."""
-        of_tools = OF_TOOLS if asked.tools else ()
-        may_change = (*(OF_MESSAGES if reshapes else ()), *of_tools)
-        reshaping = Reshaping(messages, self._refusals, may_change)
-        for kinds, shape in reshaping:
-            try:
-                text = self._run(shape, asked, kinds)
-            except _TooMuch:
-                raise
-            except Unrenderable as error:
-                reshaping.refused(str(error))
-            else:
-                reshaping.accepted()
-                return text, list(kinds)
-        raise Unrenderable(reshaping.reason)
-
-    def _run(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
+    def _run(self, asked: _Asked, messages: Sequence[Message], kinds: Kinds) -> str:
         try:
-            return self._written(messages, asked, kinds, self._without_tools)
-        except _TooMuch:
-            raise
+            return self._written(messages, asked, kinds)
         except Unrenderable:
             if asked.tools or self._without_tools is not None:
                 raise
-            text = self._written(messages, asked, kinds, [])
-        self._without_tools = []  # it goes through the tools without a look whether there are any
-        return text
+        self._without_tools = []  # maybe it goes through the tools without a look whether there are any
+        try:
+            return self._written(messages, asked, kinds)
+        except Unrenderable:
+            self._without_tools = None
+            raise
 
-    def _written(
-        self,
-        messages: Sequence[Message],
-        asked: _Asked,
-        kinds: Kinds,
-        without_tools: list[Any] | None,
-    ) -> str:
-        variables = partial(self._variables, messages, asked, kinds, without_tools)
-        if self._mutable is not None:
-            return _generated(self._mutable, variables(), asked.most)
+    def _written(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
+        variables = partial(self._variables, messages, asked, kinds)
         try:
             return _generated(self._template, variables(), asked.most)
         except _Insecure:
+            if self._template.environment is _MUTABLE:
+                raise
             mutable = _MUTABLE.from_string(self._source.template)  # it changes lists: Kimi K2's
             text = _generated(mutable, variables(), asked.most)
-        self._mutable = mutable
+        self._template = mutable
         return text
 
     def _variables(
-        self,
-        messages: Sequence[Message],
-        asked: _Asked,
-        kinds: Kinds,
-        without_tools: list[Any] | None,
+        self, messages: Sequence[Message], asked: _Asked, kinds: Kinds
     ) -> dict[str, Any]:
         found = [
             self._marked_message(message, asked) for message in messages_of(messages, asked.habits)
@@ -309,8 +253,9 @@ class _Renderer:
                 message["content"] = [{"type": "text", "text": message["content"] or ""}]
         of_tools = [kind for kind in kinds if kind in OF_TOOLS]
         tools = [tool_of(self._marked(tool, asked.mark), kinds=of_tools) for tool in asked.tools]
-        today = datetime.fromtimestamp(_CLOCK.now)
+        today = asked.today
         return {
+            "strftime_now": today.strftime,
             **{name: today.strftime(layout) for name, layout in self._dates.items()},
             **self._marked(asked.arguments, asked.mark, self._named),
             **self._functions_of(tools),
@@ -318,15 +263,12 @@ class _Renderer:
             "bos_token": self._source.bos_text,
             "eos_token": self._source.eos_text,
             "add_generation_prompt": asked.ending.prompts,
-            "tools": tools or without_tools,
+            "tools": tools or self._without_tools,
             "documents": None,
         }
 
     def _marked_message(self, message: dict[str, Any], asked: _Asked) -> dict[str, Any]:
-        """Return a message with marks, but for the markers around reasoning at the beginning of an answer.
-
-        The model wrote these as tokens, clients send them back, and templates look for them.
-        """
+        """Return a marked message, except markers of reasoning at its beginning, which the model wrote."""
         marked: dict[str, Any] = self._marked_document(message, asked.mark)
         if (
             message["role"] == "assistant"
@@ -342,7 +284,7 @@ class _Renderer:
         return marked
 
     def _marked_document(self, value: Any, mark: str, key: str = "") -> Any:
-        """Return a part of a message with marks: its keys and types are not the client's, but those of arguments are."""
+        """Return a marked part of a message: keys and types are not the client's, except in arguments."""
         if isinstance(value, dict) and key != "arguments":
             return {
                 inner: self._marked_document(each, mark, inner) for inner, each in value.items()
@@ -362,10 +304,7 @@ class _Renderer:
         return value
 
     def _functions_of(self, tools: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the tools under the older name, if the template names it.
-
-        Templates that write them out do so without a look whether there are any.
-        """
+        """Return the tools under their older name, where the template uses it, maybe without a check."""
         if not self._wants_functions or not (tools or self._writes_functions):
             return {}
         functions = [tool["function"] for tool in tools]
@@ -378,7 +317,6 @@ class _Renderer:
     def _ended(
         self, written: str, messages: Sequence[Message], asked: _Asked, reshaped: Sequence[str]
     ) -> Rendered:
-        """Return the prompt that ends as it is to, and what of it are control tokens."""
         text, places = unmarked(in_utf8(written), (asked.mark, asked.end))
         marks, ends, ending = places[asked.mark], places[asked.end], asked.ending
         if ending.continues:

@@ -1,7 +1,4 @@
-"""What a model's replies are read and held to: its format, found out once, and each request's part.
-
-Everything here blocks and is called in helper threads, but for `parser`.
-"""
+"""How a model's replies are read and constrained. Everything blocks, but for `parser`."""
 
 from __future__ import annotations
 
@@ -9,28 +6,23 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from uma_trio.backend.base import Vocabulary
 from uma_trio.text.chat import Tool, ToolChoice
+from uma_trio.text.constraint import Compiler, Constraint
 from uma_trio.text.derivation import Derivation
 from uma_trio.text.replies import ReplyParser
-from uma_trio.text.replies.channels import MARKERS as CHANNEL_MARKERS
-from uma_trio.text.replies.closed import closed
+from uma_trio.text.replies.bodies import atoms
+from uma_trio.text.replies.framed import MARKERS
 from uma_trio.text.replies.grammar import Offer, answer_in_frame, answer_of, grammar_of
+from uma_trio.text.schemas import closed
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable
 from uma_trio.text.slices import digest, json_text
+from uma_trio.text.thinking import CLOSE, Bounded, Framing, Markers, Thinking
 
-if TYPE_CHECKING:
-    from uma_trio.text.inner import Compiler, Constraint
-    from uma_trio.text.replies.bounded import Framing
-    from uma_trio.text.thinking import Markers
-
-_HARMONY_MARKERS: Final = (
-    "<|channel|> <|message|> <|start|> <|end|> <|constrain|> <|call|> <|return|>"
-)
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 # Of a tool without parameters: OpenAI's API says that it takes none.
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {
@@ -43,7 +35,7 @@ _REMEMBERED: Final = 512
 
 @frozen
 class Loosened:
-    """What the arguments of a request's tools are held to, and of which tools that is not everything."""
+    """What the arguments of a request's tools are held to, and the `names` of tools not wholly enforced."""
 
     offers: tuple[Offer, ...]
     names: tuple[str, ...]
@@ -53,26 +45,19 @@ NOTHING_LOOSENED: Final = Loosened((), ())
 
 
 class Replies:
-    """The replies of one model. Any number of threads may use it."""
+    """The replies of one model. Safe to use from any thread."""
 
     def __init__(self, vocabulary: Vocabulary, found: Derivation) -> None:
         self._vocabulary = vocabulary
-        self._problems: OrderedDict[bytes, str | None] = OrderedDict()
+        self._problems: OrderedDict[bytes, str] = OrderedDict()
         #: What was found out.
         self.found = found
         self.format = found.format
 
-    # --- reading ---
-
     def parser(
-        self,
-        tools: Sequence[Tool],
-        choice: ToolChoice,
-        *,
-        thinking: bool,
-        continued: bool = False,
+        self, tools: Sequence[Tool], choice: ToolChoice, *, thinking: bool, continued: bool = False
     ) -> ReplyParser | None:
-        """Return what reads one reply; None if its text is all that it can say."""
+        """Return the parser of one reply; None if a reply is only text."""
         calls = bool(tools) and choice.mode != "none"
         syntax = self.format.calls
         framed = syntax is not None and syntax.framed
@@ -84,7 +69,7 @@ class Replies:
 
     @cached_property
     def pieces(self) -> Sequence[bytes]:
-        """The bytes of every token as a reply is read: markers that are special tokens have theirs."""
+        """The bytes of every token; markers that are special tokens have theirs."""
         pieces = list(self._vocabulary.pieces())
         for marker in self._marker_words:
             token = self.special(marker)
@@ -94,26 +79,16 @@ class Replies:
 
     @cached_property
     def _marker_words(self) -> Sequence[str]:
-        from uma_trio.text.replies.bodies import atoms
-
         thought, calls = self.format.thought, self.format.calls
-        text = "" if calls is None else calls.markers
-        if calls is not None and calls.style == "harmony":
-            text = _HARMONY_MARKERS
-        elif calls is not None and calls.style == "channels":
-            text = CHANNEL_MARKERS
+        text = "" if calls is None else MARKERS.get(calls.style, calls.markers)
         if thought is not None:
             text += f" {thought.open} {thought.close}"
         return list(dict.fromkeys(atoms(text)))
 
     def special(self, text: str) -> int | None:
-        """Return the id of a special token without text of its own that is written like this."""
-        tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
-        if len(tokens) != 1 or self._vocabulary.pieces()[int(tokens[0])]:
-            return None
-        return int(tokens[0])
-
-    # --- holding to ---
+        """Return the id of the special token, without text of its own, that is written like this."""
+        tokens = self._tokens_of(text)
+        return tokens[0] if len(tokens) == 1 and not self._vocabulary.pieces()[tokens[0]] else None
 
     def constraint(
         self,
@@ -125,10 +100,7 @@ class Replies:
         *,
         thinking: bool,
     ) -> Constraint | None:
-        """Return what keeps one reply to what was asked; None if that is nothing.
-
-        Raises :class:`Unconstrainable`.
-        """
+        """Return the constraint of one reply; None if there is none. Raises :class:`Unconstrainable`."""
         inner: Constraint | None = None
         calls = self.format.calls
         if loosened.offers and choice.mode != "none" and calls is not None:
@@ -141,18 +113,13 @@ class Replies:
         elif shape is not None:
             inner = self._follow(compiler, shape)
         if budget is not None and calls is not None and calls.style == "harmony":
-            from uma_trio.text.replies.bounded import Bounded
-
             return Bounded(self._framing, inner, budget)
         markers = self._thought_markers
         if markers is None or (inner is None and budget is None):
             return inner
-        from uma_trio.text.thinking import Thinking
-
         return Thinking(markers, inner, budget, thinking=thinking)
 
     def _follow(self, compiler: Compiler, shape: Shape) -> Constraint:
-        """Return what keeps an answer to a shape, where the format writes answers."""
         calls = self.format.calls
         answer = self._answer_of(compiler, shape)
         if calls is None or not calls.framed or answer is None:
@@ -161,7 +128,7 @@ class Replies:
         return compiler.follow(Shape("reply", framed, shape.field))
 
     def _answer_of(self, compiler: Compiler, shape: Shape | None) -> str | None:
-        """Return the grammar of an answer of a shape as a part of another one; None if there is none."""
+        """Return the grammar of an answer of this shape as a part of another; None if there is none."""
         from uma_trio.text.grammars import JSON
 
         if shape is None:
@@ -170,10 +137,7 @@ class Replies:
         return answer_of(shape, JSON)
 
     def loosened(self, compiler: Compiler, tools: Sequence[Tool], choice: ToolChoice) -> Loosened:
-        """Return what the arguments of the tools that may be called are held to.
-
-        Raises :class:`Unconstrainable` if a strict tool asks for what cannot be enforced.
-        """
+        """Return what the tools' arguments are held to. Raises :class:`Unconstrainable` for strict tools."""
         offers: list[Offer] = []
         names: list[str] = []
         wanted = [tool for tool in tools if not choice.names or tool.name in choice.names]
@@ -192,37 +156,38 @@ class Replies:
             schema = closed({"type": "object", **tool.parameters})
         text = json_text(schema)
         problem = self._problem_of(compiler, Shape("schema", text))
-        if problem is None:
+        if not problem:
             return {**schema, "x-guidance": JSON}, True
         if tool.strict:
             raise Unconstrainable(f"holds the strict tool {tool.name}, whose schema {problem}")
-        if self._problem_of(compiler, Shape("loose schema", text)) is None:
+        if not self._problem_of(compiler, Shape("loose schema", text)):
             return {**schema, "x-guidance": LOOSE}, False
         return {**_ANY_OBJECT, "x-guidance": JSON}, False
 
-    def _problem_of(self, compiler: Compiler, shape: Shape) -> str | None:
-        """Return why a schema cannot be enforced; None if it can. The latest answers are remembered."""
+    def _problem_of(self, compiler: Compiler, shape: Shape) -> str:
+        """Return why a schema cannot be enforced, or ""; the latest answers are remembered."""
         key = digest(shape.kind, shape.text)
-        try:
-            return self._problems[key]
-        except KeyError:
-            found = _problem(compiler, shape)
-        self._problems[key] = found
+        found = self._problems.get(key)
+        if found is None:
+            found = ""
+            try:
+                compiler.check(shape)
+            except NotChecked:
+                raise
+            except Unconstrainable as error:
+                found = str(error)
+            self._problems[key] = found
         while len(self._problems) > _REMEMBERED:
             with suppress(KeyError):  # another thread has dropped the last one
                 self._problems.popitem(last=False)
         return found
 
     def _tokens_of(self, marker: str) -> tuple[int, ...]:
-        """Return the tokens that the model writes for a marker."""
         found = self._vocabulary.tokenize(marker, add_special=False, parse_special=True)
         return tuple(map(int, found))
 
     @cached_property
     def _framing(self) -> Framing:
-        """What a reply in harmony is made of."""
-        from uma_trio.text.replies.bounded import CLOSE, Framing
-
         return Framing.of(self.pieces, self._tokens_of(CLOSE))
 
     @cached_property
@@ -230,7 +195,6 @@ class Replies:
         thought, calls = self.format.thought, self.format.calls
         if thought is None or (calls is not None and calls.thought_header):
             return None
-        from uma_trio.text.thinking import Markers
 
         def tokens(marker: bytes) -> tuple[int, ...]:
             return self._tokens_of(marker.decode())
@@ -243,13 +207,3 @@ class Replies:
             tokens(thought.close.encode()),
             self._vocabulary.end_tokens,
         )
-
-
-def _problem(compiler: Compiler, shape: Shape) -> str | None:
-    try:
-        compiler.check(shape)
-    except NotChecked:
-        raise
-    except Unconstrainable as error:
-        return str(error)
-    return None

@@ -1,26 +1,24 @@
 """Conversations rewritten for chat templates that refuse them. Pure.
 
-Many templates accept only what their model was trained on: one system message at the start, roles
-that alternate, one call per message. A conversation that such a template refuses is rendered again in
-another shape. Roles and the cuts between messages change; texts stay, but for `DROP_TEXT`, which is
-the last resort.
+Many templates only accept what their model was trained on: one system message, alternating roles, one
+call per message. Roles and cuts between messages change; texts stay, but for `DROP_TEXT`, the last resort.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, groupby, takewhile
 from operator import is_
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import evolve
 
 from uma_trio.text.chat import Call, Message
-from uma_trio.text.slices import is_blank, json_text
+from uma_trio.text.prompt import Unrenderable
+from uma_trio.text.slices import is_blank, json_text, json_value
 
 _SEPARATOR: Final = "\n\n"
 _MAX_ATTEMPTS: Final = 32
@@ -30,7 +28,7 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 class Kind(StrEnum):
-    """What was changed in a conversation, in the order in which changes are tried and applied."""
+    """A change of a conversation, in the order in which changes are tried and applied."""
 
     #: System messages behind the first turn become user messages.
     SYSTEM_TO_USER = "system-to-user"
@@ -65,115 +63,82 @@ OF_TOOLS: Final = (Kind.COMPLETE_TOOLS, Kind.SIMPLIFY_TOOLS)
 """What is changed not in messages but in tools, by :func:`.documents.tool_of`."""
 OF_MESSAGES: Final = tuple(kind for kind in Kind if kind not in OF_TOOLS)
 # Of which the second does more than the first.
-_INSTEAD: Final = {
-    Kind.DROP_TEXT: Kind.SPLIT_TEXT,
-    Kind.SIMPLIFY_TOOLS: Kind.COMPLETE_TOOLS,
-}
+_INSTEAD: Final = {Kind.DROP_TEXT: Kind.SPLIT_TEXT, Kind.SIMPLIFY_TOOLS: Kind.COMPLETE_TOOLS}
 
 
-class Refusals:
-    """Remembers by which changes each refusal of one template was overcome. Bounded; for any thread."""
-
-    def __init__(self) -> None:
-        self._cures: dict[str, Kinds] = {}
-
-    def cure(self, reason: str) -> Kinds:
-        """Return the changes that were accepted after this refusal; none if it is unknown."""
-        return self._cures.get(_key(reason), ())
-
-    def remember(self, reason: str, kinds: Kinds) -> None:
-        """Store which changes were accepted after a refusal of the unchanged conversation."""
-        key = _key(reason)
-        self._cures.pop(key, None)
-        self._cures[key] = kinds
-        for oldest in list(self._cures)[:-_MAX_REMEMBERED]:
-            self._cures.pop(oldest, None)
+Cures = dict[str, Kinds]
+"""The changes that overcame each refusal of one template, the latest last."""
+Result = TypeVar("Result")
 
 
-class Reshaping:
-    """Iterates over the shapes in which a conversation is rendered until a template accepts one, by changes of `kinds`.
+def render_accepted(
+    messages: Sequence[Message],
+    render: Callable[[Sequence[Message], Kinds], Result],
+    cures: Cures,
+    kinds: Collection[Kind] = OF_MESSAGES,
+) -> tuple[Result, Kinds]:
+    """Return what `render` makes of the first shape that it accepts, and the changes, within 32 attempts.
 
-    The unchanged conversation is the first, then what was accepted after the same refusal before. A
-    change that leads to another refusal than before has overcome the first one and is kept while the
-    next ones are tried; changes that only help together follow at the end. Call :meth:`refused` after
-    each shape that is refused, and :meth:`accepted` after the one that is rendered::
-
-        for kinds, shape in reshaping:
-            try:
-                prompt = render(shape)
-            except Refused as error:
-                reshaping.refused(str(error))
-            else:
-                reshaping.accepted()
-                return prompt, kinds
-        raise Refused(reshaping.reason)
+    Raises:
+        Unrenderable: it refuses all of them; the reason is that of the unchanged conversation.
     """
+    shapes = _shapes(tuple(messages), cures, tuple(kind for kind in Kind if kind in kinds))
+    applied, shape = next(shapes)
+    refusals: list[str] = []
+    while True:
+        try:
+            result = render(shape, applied)
+        except Unrenderable as error:
+            refusals.append(str(error))
+            try:
+                applied, shape = shapes.send(refusals[-1])
+            except StopIteration:
+                raise Unrenderable(refusals[0]) from error
+        else:
+            if refusals:
+                cures.pop(_key(refusals[0]), None)
+                cures[_key(refusals[0])] = applied
+                if len(cures) > _MAX_REMEMBERED:
+                    del cures[next(iter(cures))]
+            return result, applied
 
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        refusals: Refusals | None = None,
-        kinds: Collection[Kind] = OF_MESSAGES,
-    ) -> None:
-        self._messages = tuple(messages)
-        self._kinds = tuple(kind for kind in Kind if kind in kinds)
-        self._refusals = Refusals() if refusals is None else refusals
-        self._tried: set[Kinds] = set()
-        self._current: Kinds = ()
-        self._latest = ""
-        #: Why the unchanged conversation was refused.
-        self.reason = ""
 
-    def __iter__(self) -> Iterator[tuple[Kinds, Sequence[Message]]]:
-        """Yield the kinds of changes and the messages, at most 32 times."""
-        yield from self._attempt(())
-        yield from self._attempt(self._refusals.cure(self.reason))
-        yield from self._one_by_one()
-        for end in range(2, len(self._kinds) + 1):
-            yield from self._attempt(self._kinds[:end])
+_Attempts = Generator[tuple[Kinds, Sequence[Message]], str, Result]
 
-    def refused(self, reason: str) -> None:
-        """Note why the shape that was yielded last is refused."""
-        self._latest = reason
-        if not self._current:
-            self.reason = reason
 
-    def accepted(self) -> None:
-        """Note that the shape that was yielded last is rendered."""
-        if self._current:
-            self._refusals.remember(self.reason, self._current)
+def _shapes(messages: Sequence[Message], cures: Cures, kinds: Kinds) -> _Attempts[None]:
+    """Yield the unchanged conversation, and others; receive why each is refused.
 
-    def _one_by_one(self) -> Iterator[tuple[Kinds, Sequence[Message]]]:
-        kept: Kinds = ()
-        reason: str | None = self.reason
-        n_left = _MAX_ATTEMPTS - len(self._kinds)
-        while reason is not None:
-            before, reason = reason, None
-            for kind in self._kinds:
-                if kind in kept or len(self._tried) >= n_left:
-                    continue
-                found = yield from self._attempt((*kept, kind))
-                if found is not None and _key(found) != _key(before):
-                    kept, reason = (*kept, kind), found
-                    break
+    The second is what was accepted after the same refusal before. A change that leads to another refusal
+    has overcome the first one and is kept. Changes that only help together are tried at the end.
+    """
+    tried: set[Kinds] = set()
 
-    def _attempt(
-        self, kinds: Iterable[Kind]
-    ) -> Generator[tuple[Kinds, Sequence[Message]], None, str | None]:
-        """Yield a shape; return why it is refused, None if it is no new one."""
-        applied, messages = reshaped(
-            self._messages, (kind for kind in kinds if kind in self._kinds)
-        )
-        if applied in self._tried:
+    def attempt(wanted: Iterable[Kind]) -> _Attempts[str | None]:
+        applied, shape = reshaped(messages, (kind for kind in wanted if kind in kinds))
+        if applied in tried:
             return None
-        self._tried.add(applied)
-        self._current, self._latest = applied, ""
-        yield applied, messages
-        return self._latest
+        tried.add(applied)
+        return (yield applied, shape)
+
+    reason = yield from attempt(())
+    yield from attempt(cures.get(_key(reason or ""), ()))
+    kept: Kinds = ()
+    while reason is not None:
+        before, reason = reason, None
+        for kind in kinds:
+            if kind in kept or len(tried) >= _MAX_ATTEMPTS - len(kinds):
+                continue
+            found = yield from attempt((*kept, kind))
+            if found is not None and _key(found) != _key(before):
+                kept, reason = (*kept, kind), found
+                break
+    for end in range(2, len(kinds) + 1):
+        yield from attempt(kinds[:end])
 
 
 def reshaped(messages: Sequence[Message], kinds: Iterable[Kind]) -> tuple[Kinds, Sequence[Message]]:
-    """Return messages after changes of some kinds, and which of them changed anything or are of tools."""
+    """Return changed messages, and the kinds that changed anything or are of tools."""
     wanted = set(kinds)
     wanted -= {less for more, less in _INSTEAD.items() if more in wanted}
     applied: list[Kind] = []
@@ -233,7 +198,9 @@ def _join(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _joined(texts: Iterable[str]) -> str:
-    return _SEPARATOR.join([text for text in texts if not is_blank(text)])
+    found = [text for text in texts if text]
+    # One text stays as it is, also a blank one: what a later change has split may be joined again.
+    return found[0] if len(found) == 1 else _SEPARATOR.join([t for t in found if not is_blank(t)])
 
 
 def _empty_user(messages: Sequence[Message]) -> Iterable[Message]:
@@ -277,7 +244,8 @@ def _split_calls(messages: Sequence[Message]) -> Iterator[Message]:
         if len(message.calls) < 2:
             yield message
             continue
-        results = list(takewhile(lambda each: each.role == "tool", _from(messages, at)))
+        rest = (messages[number] for number in range(at, len(messages)))
+        results = list(takewhile(lambda each: each.role == "tool", rest))
         at += len(results)
         answers = _by_call(message.calls, results)
         for number, call in enumerate(message.calls):
@@ -288,12 +256,7 @@ def _split_calls(messages: Sequence[Message]) -> Iterator[Message]:
             yield from answers[number]
 
 
-def _from(messages: Sequence[Message], start: int) -> Iterator[Message]:
-    return (messages[at] for at in range(start, len(messages)))
-
-
 def _by_call(calls: Sequence[Call], results: Sequence[Message]) -> list[list[Message]]:
-    """Return the results of each call: by id, those of unknown ids in order."""
     found: list[list[Message]] = [[] for _ in calls]
     places: dict[str | None, deque[int]] = defaultdict(deque)
     for number, call in enumerate(calls):
@@ -321,16 +284,9 @@ def _wrap_arguments(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _wrapped(call: Call) -> Call:
-    if is_blank(call.arguments) or _is_object(call.arguments):
+    if is_blank(call.arguments) or isinstance(json_value(call.arguments), dict):
         return call
     return evolve(call, arguments=json_text({"arguments": call.arguments}))
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _split_text(messages: Sequence[Message]) -> Iterator[Message]:
@@ -348,16 +304,10 @@ def _drop_text(messages: Sequence[Message]) -> Iterator[Message]:
         yield evolve(message, content="") if message.calls and message.content else message
 
 
-_CHANGES: Final[Mapping[Kind, Callable[[Sequence[Message]], Iterable[Message]]]] = {
-    Kind.SYSTEM_TO_USER: _system_to_user,
-    Kind.RESULT_TO_USER: _result_to_user,
-    Kind.JOIN: _join,
-    Kind.EMPTY_USER: _empty_user,
-    Kind.EMPTY_ASSISTANT: _empty_assistant,
-    Kind.SYSTEM_INTO_USER: _system_into_user,
-    Kind.FILL_EMPTY: _fill_empty,
-    Kind.SPLIT_CALLS: _split_calls,
-    Kind.WRAP_ARGUMENTS: _wrap_arguments,
-    Kind.SPLIT_TEXT: _split_text,
-    Kind.DROP_TEXT: _drop_text,
-}
+_IN_ORDER: Final = (
+    *(_system_to_user, _result_to_user, _join, _empty_user, _empty_assistant, _system_into_user),
+    *(_fill_empty, _split_calls, _wrap_arguments, _split_text, _drop_text),
+)
+_CHANGES: Final[Mapping[Kind, Callable[[Sequence[Message]], Iterable[Message]]]] = dict(
+    zip(OF_MESSAGES, _IN_ORDER, strict=True)
+)

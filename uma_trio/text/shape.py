@@ -1,7 +1,11 @@
-"""What an answer can be asked to look like. To enforce it is :mod:`uma_trio.text.constrain`'s."""
+"""What an answer can be asked to look like; :mod:`uma_trio.text.constrain` enforces it."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, Literal
 
 from attrs import frozen
@@ -23,28 +27,52 @@ BESIDE_TOOLS: Final[tuple[Kind, ...]] = ("schema", "choice")
 
 
 class Unconstrainable(Exception):
-    """What is asked cannot be enforced, or is none; the message says why, to stand after its name."""
+    """The shape cannot be enforced, or is none. The message continues a sentence that begins with its name."""
 
 
 class NotChecked(Unconstrainable):
-    """It is not known whether the shape can be enforced; to ask again may help."""
+    """It is not known whether the shape can be enforced; a retry may help."""
 
 
 class Unknown(Exception):
-    """The shape has to be compiled before an answer can be held to it."""
+    """The shape has to be compiled first."""
 
 
 @frozen
 class Shape:
-    """What an answer has to look like.
+    """What an answer has to look like, with what the request calls it (`field`).
 
-    `text` is a JSON Schema, a regular expression in Rust's syntax, a JSON list of strings, or a
-    grammar, GBNF or Lark. `field` is what the request calls it, for messages. The last two kinds are
-    the daemon's own: a schema of which what cannot be enforced is left out, and a grammar of a reply.
-    `loosened` is what was left out of a schema before.
+    `text` is a JSON Schema, a regular expression in Rust's syntax, a JSON list of strings, or a grammar in
+    GBNF or Lark. "loose schema" and "reply" are the daemon's own kinds.
     """
 
     kind: Kind
     text: str
     field: str = "schema"
     loosened: tuple[str, ...] = ()
+
+
+class Patience:
+    """When the request that waits for a shape gives up (:func:`time.monotonic`); 0 once it was cancelled."""
+
+    def __init__(self, until: float = math.inf) -> None:
+        self.until = until
+
+
+_CURRENT: ContextVar[Patience | None] = ContextVar("patience", default=None)
+
+
+@contextmanager
+def patient(patience: Patience) -> Iterator[None]:
+    """Run a block with this patience on this thread."""
+    token = _CURRENT.set(patience)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def waits_until() -> float:
+    """Return when the current request gives up; infinity without one."""
+    current = _CURRENT.get()
+    return math.inf if current is None else current.until

@@ -1,40 +1,29 @@
-"""What runs in the processes that check shapes and follow the dear ones. See :mod:`.confinement`.
+"""What runs in the processes that check shapes and follow slow ones. See :mod:`.confinement`.
 
-A worker's first frame says what it is for. :class:`Check` is answered with a :class:`Verdict`. After
-:class:`Follow` each frame is a run of steps, answered with :data:`ALLOWED` and the bits of the tokens
-that are allowed behind the last one, or with :data:`FAILED` and the reason why there is no way on. A
-worker that has taken too long altogether ends as one does that takes too long for one frame. One that
-still says :data:`ALLOWED`, and not :data:`WORN`, may follow another answer from a :data:`RESET` on.
+:class:`Check` is answered with a :class:`Verdict`. After :class:`Follow` each frame is a run of steps,
+answered with :data:`ALLOWED` and the mask behind them, or with :data:`FAILED` and why the answer cannot
+go on. A worker that says :data:`ALLOWED`, not :data:`WORN`, may follow another answer from :data:`RESET`.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
 import math
 import os
 import random
 import signal
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from uma_trio.confined.host import anonymous
 from uma_trio.confined.link import WorkerLink
-from uma_trio.text.grammars import (
-    LIMITS_HERE,
-    MAX_ITEMS,
-    Words,
-    compiled,
-    refuse_failed,
-    source_of,
-    tokenizer_of,
-    unforced,
-)
-from uma_trio.text.plain import is_plain
+from uma_trio.text import grammars
 from uma_trio.text.shape import Kind, Unconstrainable
 
 STEP: Final = struct.Struct("<ci")
@@ -53,31 +42,24 @@ _TRIED_S: Final = 0.010
 _TRIED_STEPS: Final = 24
 _DEAR: Final = 48
 _AMBIGUOUS: Final = (
-    f"can be read in too many ways (more than {MAX_ITEMS} items in a row of the parser's table); "
+    f"can be read in too many ways (more than {grammars.MAX_ITEMS} items in a row of the parser's table); "
     "make it less ambiguous"
 )
 _SIGNS: Final = frozenset(b'[]{}",:')
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
-    """The vocabulary."""
-
     pieces: Sequence[bytes]
     end_tokens: Sequence[int]
 
 
 class Check(msgspec.Struct, frozen=True, tag="check", array_like=True):
-    """Compile this and say what it took."""
-
     kind: Kind
     text: str
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", array_like=True):
-    """Compile this, which has been checked, and follow one answer.
-
-    It may take `grace_s` of CPU time, and `STEP_S` for each token.
-    """
+    """Compile this checked shape and follow one answer, within `grace_s` of CPU time and `STEP_S` a token."""
 
     kind: Kind
     text: str
@@ -85,10 +67,7 @@ class Follow(msgspec.Struct, frozen=True, tag="follow", array_like=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What came of a shape: why it is refused, or else what llguidance compiles, and what it took.
-
-    `step_s` is the longest step of a short walk. All are times of the CPU.
-    """
+    """Why a shape is refused, or what llguidance compiles and its costs, in seconds of CPU time."""
 
     problem: str | None = None
     source: str = ""
@@ -104,8 +83,8 @@ _ASKED: Final = msgspec.msgpack.Decoder(Check | Follow)
 def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
     """Return what a worker runs. Called once, in the host."""
     known = msgspec.msgpack.decode(setup, type=Known)
-    words = Words(known.pieces, known.end_tokens)
-    tokenizer = tokenizer_of(words, len(known.pieces), known.end_tokens)
+    words = grammars.Words(known.pieces, known.end_tokens)
+    tokenizer = grammars.tokenizer_of(words, len(known.pieces), known.end_tokens)
     dear = dearest(known.pieces)
 
     def work(link: WorkerLink) -> None:
@@ -114,8 +93,8 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
             link.send(msgspec.msgpack.encode(_verdict(tokenizer, dear, asked)))
             return
         held = anonymous()
-        source = unforced(source_of(asked.kind, asked.text))
-        matcher = compiled(tokenizer, asked.kind, source)
+        source = grammars.unforced(grammars.source_of(asked.kind, asked.text))
+        matcher = grammars.compiled(tokenizer, asked.kind, source)
         allowance = _Allowance(asked.grace_s, held)
         while True:
             steps = link.receive()
@@ -133,7 +112,7 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
 
 
 class _Allowance:
-    """What one answer may take altogether, and whether its process is good for another one."""
+    """The time and memory of one answer, and whether its process is reusable."""
 
     def __init__(self, grace_s: float, kept_bytes: int) -> None:
         self._grace_s = grace_s
@@ -144,11 +123,9 @@ class _Allowance:
         self.renew()
 
     def renew(self) -> None:
-        """Begin with another answer."""
         self._since = time.process_time()
 
     def take(self, steps: bytes) -> None:
-        """Count steps that were taken, and end this process if all took too long."""
         self._since += STEP_S * sum([step == ACCEPT for step, _ in STEP.iter_unpack(steps)])
         over = time.process_time() - self._since
         if over > self._grace_s:
@@ -162,7 +139,6 @@ class _Allowance:
 
 
 def _stepped(matcher: LLMatcher, steps: bytes) -> bytes:
-    """Take steps; return what is allowed behind the last one."""
     for step, token in STEP.iter_unpack(steps):
         if step == ACCEPT:
             matcher.consume_token(token)
@@ -179,25 +155,22 @@ def _verdict(tokenizer: LLTokenizer, dear: Sequence[int], asked: Check) -> Verdi
     held = anonymous()
     began = time.process_time()
     try:
-        source = source_of(asked.kind, asked.text)
-        matcher = compiled(tokenizer, asked.kind, source)
+        source = grammars.source_of(asked.kind, asked.text)
+        matcher = grammars.compiled(tokenizer, asked.kind, source)
         matcher.compute_bitmask()  # the first step may take long
-        refuse_failed(matcher)
+        grammars.refuse_failed(matcher)
     except Unconstrainable as error:
         return Verdict(problem=str(error))
     took = time.process_time() - began
     if not is_plain(asked.kind, asked.text):
         return Verdict(None, source, max(0, anonymous() - held), took)
-    step = _walked(compiled(tokenizer, asked.kind, source, LIMITS_HERE), dear)
+    step = _walked(grammars.compiled(tokenizer, asked.kind, source, grammars.LIMITS_HERE), dear)
     # What follows is held for each answer, too, and what was read is not.
     return Verdict(None, source, max(0, anonymous() - held), took, step, plain=True)
 
 
 def _walked(matcher: LLMatcher, dear: Sequence[int]) -> float:
-    """Walk, first by the dearest tokens and then by any of them; return how long the longest step took.
-
-    Infinity if a walk came to what the daemon's limits forbid.
-    """
+    """Return the longest step of two walks; infinity if one exceeded the daemon's limits."""
     until = time.process_time() + _TRIED_S
     worst = _longest_step(matcher.deep_copy(), dear, lambda found: found[0], until)
     return max(worst, _longest_step(matcher.deep_copy(), dear, random.Random(0).choice, until))
@@ -228,12 +201,86 @@ def _longest_step(
 
 
 def dearest(pieces: Sequence[bytes]) -> list[int]:
-    """Return tokens of many lexemes of JSON, those of most first, and every single byte."""
-    found = [(_n_signs(piece), token) for token, piece in enumerate(pieces) if len(piece) > 1]
+    """Return the tokens of most lexemes of JSON, those of most first, and every single byte."""
+    found = [
+        (sum([byte in _SIGNS for byte in piece]), token)
+        for token, piece in enumerate(pieces)
+        if len(piece) > 1
+    ]
     most = heapq.nlargest(_DEAR, [each for each in found if each[0] > 1])
     singles = [token for token, piece in enumerate(pieces) if len(piece) == 1]
     return [*(token for _, token in most), *singles]
 
 
-def _n_signs(piece: bytes) -> int:
-    return sum([byte in _SIGNS for byte in piece])
+# An alternative of ten arrays of itself has steps of 5 to 10 ms for a token of 64 brackets, the
+# dearest one that was found; one of thirty of 40 ms.
+MAX_ALTERNATIVES: Final = 8
+# Properties that may be left out are all possible next: a row of the parser has as many entries.
+MAX_PROPERTIES: Final = 256
+MAX_VALUES: Final = 20_000
+_BRANCHES: Final = ("anyOf", "oneOf", "allOf")
+_KEYED: Final = ("patternProperties", "dependentSchemas", "dependencies")
+_SCALARS: Final = frozenset({"string", "number", "integer", "boolean", "null"})
+_JSON: Final = "%json "
+
+
+def is_plain(kind: Kind, text: str) -> bool:
+    """Whether a shape that compiles can be followed in the daemon. Linear in the length of `text`."""
+    if kind in ("regex", "choice"):
+        return True  # one lexeme, whose steps are bounded by llguidance's fuel
+    if kind == "grammar":
+        return False
+    try:
+        schemas = list(_embedded(text)) if kind == "reply" else [json.loads(text)]
+        return all(map(_is_plain_schema, schemas))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _embedded(grammar: str) -> Iterator[Any]:
+    decoder = json.JSONDecoder()
+    at = grammar.find(_JSON)
+    while at >= 0:
+        schema, at = decoder.raw_decode(grammar, at + len(_JSON))
+        yield schema
+        at = grammar.find(_JSON, at)
+
+
+def _is_plain_schema(schema: Any) -> bool:
+    alternatives = n_values = 0
+    left = [schema]
+    while left:
+        value = left.pop()
+        n_values += 1
+        if n_values > MAX_VALUES:
+            return False
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            alternatives += _alternatives(value)
+            properties = value.get("properties")
+            if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
+                return False
+    return alternatives <= MAX_ALTERNATIVES
+
+
+def _alternatives(schema: Mapping[str, Any]) -> int:
+    """Return how many more ways than one there are to read a value that has begun."""
+    n = sum(len(schema[key]) for key in _KEYED if isinstance(schema.get(key), dict))
+    for key in _BRANCHES:
+        branches = schema.get(key)
+        if isinstance(branches, list):
+            n += max(0, sum(map(_is_open, branches)) - 1)
+    return n
+
+
+def _is_open(branch: Any) -> bool:
+    """Whether an alternative may begin with a bracket."""
+    if not isinstance(branch, dict):
+        return True
+    if "const" in branch or "enum" in branch:
+        return False
+    kinds = branch.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    return not all(isinstance(kind, str) and kind in _SCALARS for kind in kinds)

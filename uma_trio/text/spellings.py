@@ -1,9 +1,9 @@
-"""Control tokens that somebody's text spells: marked before a template sees it, and found again in what it wrote.
+"""Control tokens spelled by a client's text: marked before a template sees it, and found in the prompt.
 
-A prompt is tokenised as llama.cpp does it, so that each spelling of a control token becomes one. A text of a client
-must not make one, neither alone nor together with what a template puts beside it. So a character that occurs nowhere
-else is put into every spelling in such texts, and into what is part of one at their edges. It is removed from
-the rendered prompt, and where it stood no control token is found. All other texts reach the template as they are.
+Prompts are tokenised as by llama.cpp, so that each spelling of a control token becomes one. A client's
+text must not make one, not even with what a template puts beside it. So a character that occurs nowhere
+else is put into every spelling in such texts, and into parts of one at their edges. It is removed from
+the rendered prompt, and no control token is recognised where it was.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ class Spellings:
         self._tails = {w[-n:] for w in every for n in range(_LEAST_EDGE, len(w))}
 
     def marked(self, text: str, mark: str, named: Container[str] = ()) -> str:
-        """Return `text` with `mark` inside everything that may be part of a spelling.
-
-        A name such as `think`, around which a template may put the rest, is none if the template looks for it: it is `named`.
-        """
+        """Return `text` with `mark` in every possible part of a spelling; names that templates compare stay."""
         places = set() if text in named else self._places(text)
         if not places:
             return text
@@ -69,7 +66,7 @@ class Spellings:
         return places
 
     def specials(self, text: str, marks: Sequence[int]) -> list[int]:
-        """Return where the control tokens of `text` start and end, in turn, but for those around one of `marks`."""
+        """Return the start and end of each control token in `text`, except those around one of `marks`."""
         found: list[int] = []
         left = iter(marks)
         mark = next(left, None)
@@ -81,20 +78,11 @@ class Spellings:
         return found
 
     def cuts(self, text: str, marks: Sequence[int]) -> list[int]:
-        """Return those of `marks` that stand inside a marker."""
-        return [
-            place
-            for place in marks
-            if any(self._is_inside(word, text, place) for word in self._markers)
-        ]
-
-    @staticmethod
-    def _is_inside(word: str, text: str, place: int) -> bool:
-        around = text[max(0, place - len(word) + 1) : place + len(word) - 1]
-        return word in around
+        """Return those of `marks` that are inside a marker."""
+        return [place for place in marks if any(_spans(w, text, place) for w in self._markers)]
 
     def _found(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield the spellings in `text` as llama.cpp finds them: the longest first, wherever they stand."""
+        """Yield the spellings in `text` as llama.cpp finds them: the longest first, wherever they are."""
         if not self._overlap:
             yield from (found.span() for found in self._controls.finditer(text))
             return
@@ -111,14 +99,18 @@ class Spellings:
         yield from sorted(taken)
 
 
+def _spans(word: str, text: str, place: int) -> bool:
+    return word in text[max(0, place - len(word) + 1) : place + len(word) - 1]
+
+
 def _telling_part(word: str) -> str:
-    """Return what makes `word` out in a text: without its edges, which a template may put around it, unless that is a name."""
+    """Return `word` without its edges, which a template may add, unless the rest is a plain name."""
     inner = word[1:-1]
     return word if len(word) < _LEAST_INNER or inner.isidentifier() else inner
 
 
 def free_marks(values: Iterable[Any], marks: Iterable[str] = MARKS) -> list[str]:
-    """Return those of `marks` that occur in none of these texts and values, not even escaped as JSON or Python do."""
+    """Return those of `marks` that occur in none of these values, not even escaped."""
     left = set(marks)
     for text in texts_in(values):
         if not text.isascii():
@@ -142,7 +134,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def unmarked(text: str, marks: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
-    """Return `text` without `marks`, as they are or escaped, and the places where each of them stood."""
+    """Return `text` without `marks`, escaped or not, and the places of each of them."""
     places: dict[str, list[int]] = {mark: [] for mark in marks}
     if not marks:
         return text, places
@@ -161,7 +153,6 @@ def unmarked(text: str, marks: Sequence[str]) -> tuple[str, dict[str, list[int]]
 
 
 def _overlapping(words: Sequence[str]) -> bool:
-    """Whether the end of one word, or its middle, may be the beginning of another one."""
     heads = {word[:n] for word in words for n in range(1, len(word) + 1)}
     whole = set(words)
     return any(
@@ -172,7 +163,6 @@ def _overlapping(words: Sequence[str]) -> bool:
 
 
 def _pattern(words: Sequence[str]) -> re.Pattern[str]:
-    """Return what matches the longest of `words`, which it shares beginnings of: there may be thousands."""
     tree: dict[str, Any] = {}
     for word in words:
         node = tree

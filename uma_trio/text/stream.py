@@ -1,8 +1,4 @@
-"""Tokens in, text out: incremental UTF-8 and stop strings over token borders.
-
-One :class:`TokenText` belongs to one sequence. What a token costs depends on the bytes of
-that token and never on what came before it.
-"""
+"""Tokens in, text out: incremental UTF-8 and stop strings across token borders."""
 
 from __future__ import annotations
 
@@ -14,13 +10,9 @@ from collections.abc import Sequence
 class StopStrings:
     """Ends a text that comes in parts before the first of several strings.
 
-    What `push` and `finish` return, joined, is the text up to the first stop string. "First" is the
-    one that is complete first; of several that end at the same character the longest, so nothing of
-    a stop string is ever sent. What may still become part of one is held back: it is shorter than
-    the longest of them. How the text is cut into parts changes nothing.
-
-    Per character this takes amortised constant time in the length of the strings, and one pass of
-    C over their number only while one of them may have begun.
+    The first one is the one that is complete first, and the longest of those that end together, so that
+    no part of a stop string is sent. What may become one is held back. Takes amortised constant time per
+    character, and one pass in C over the strings only while one may have begun.
     """
 
     __slots__ = ("_firsts", "_held_back", "_stops", "stopped")
@@ -48,12 +40,12 @@ class StopStrings:
         return self.stopped is not None or self._search(text)[2] is not None
 
     def finish(self) -> str:
-        """Return what is still held back: the text ends here, or a stop string may not span this place."""
+        """Return what is held back: no stop string spans this place."""
         held, self._held_back = self._held_back, ""
         return held
 
     def _search(self, text: str) -> tuple[int, str, str | None]:
-        """Return where in `text` the first match ends, what is held back behind `text`, and the match."""
+        """Return the end of the first match in `text`, what is held back behind `text`, and the match."""
         begun = self._held_back
         for end, char in enumerate(text, 1):
             if not begun and char not in self._firsts:
@@ -72,12 +64,7 @@ class StopStrings:
 
 
 class TokenText:
-    """The text of one sequence, token by token.
-
-    What `push` and `finish` return, joined, is the decoded bytes of all tokens (invalid ones
-    become U+FFFD) up to the first stop string, see :class:`StopStrings`. Bytes that end inside a
-    character are held back. How bytes are spread over tokens changes nothing.
-    """
+    """The text of one sequence, token by token, up to the first stop string. Invalid bytes become U+FFFD."""
 
     __slots__ = ("_bytes", "_pieces", "_stops")
 
@@ -88,11 +75,10 @@ class TokenText:
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that was found; from then on nothing more comes out."""
         return None if self._stops is None else self._stops.stopped
 
     def push(self, token_id: int) -> str:
-        """Take one token; return the text that may be sent now, often "" or one piece."""
+        """Take one token; return the text that may be sent now."""
         data = self._pieces[token_id]
         if self._bytes:
             data = self._bytes + data
@@ -108,7 +94,7 @@ class TokenText:
         return self._stops.stops_with(text)
 
     def finish(self) -> str:
-        """Return what is still held back; after the end, and after a stop string, ""."""
+        """Return what is held back; after a stop string ""."""
         data, self._bytes = self._bytes, b""
         text = utf_8_decode(data, "replace", True)[0]
         return text if self._stops is None else self._stops.push(text) + self._stops.finish()

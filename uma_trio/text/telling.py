@@ -1,7 +1,4 @@
-"""Tools told in words, for templates that know none: a block in the system message, calls as text.
-
-The block is the same for the same tools, so that a prompt goes on with what was computed before.
-"""
+"""Tools described as text, for templates without them: a block in the system message, calls as text."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from attrs import evolve
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat
-from uma_trio.text.replies.notation import CLOSING
+from uma_trio.text.replies.literals import CLOSING
 from uma_trio.text.slices import json_text
 
 _BEFORE: Final = (
@@ -28,7 +25,7 @@ _GIVEN: Final = {"ARGUMENT": "VALUE"}
 
 
 class Told(NamedTuple):
-    """What a template is given: messages, the tools that it shows, and the `block` that shows them in a message instead."""
+    """What a template is given; `block` shows the tools in a message instead of `tools`."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
@@ -42,7 +39,7 @@ def told(
     *,
     tells_tools: bool,
 ) -> Iterator[Told]:
-    """Yield what a template is given, and what else if it refuses that: everything in words that it does not show."""
+    """Yield what the template is given, and the alternative if it refuses that: as text what it does not show."""
     generic = format.source == "generic"
     if not tools or (tells_tools and not generic):
         yield Told(messages, tools)
@@ -56,16 +53,16 @@ def told(
     if not block:
         yield Told(messages)
         return
-    system, rest = messages[:1], messages[1:]
-    if not system or system[0].role != "system":
-        system, rest = [Message("system")], messages
-    content = "\n\n".join([text for text in (system[0].content, block) if text])
-    yield Told([evolve(system[0], content=content), *rest], (), block)
-    yield Told(without_system([evolve(system[0], content=content), *rest]), (), block)
+    has_system = bool(messages) and messages[0].role == "system"
+    system, *rest = messages if has_system else [Message("system"), *messages]
+    content = "\n\n".join([text for text in (system.content, block) if text])
+    shown = [evolve(system, content=content), *rest]
+    yield Told(shown, (), block)
+    yield Told(without_system(shown), (), block)
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose first user message begins with what the system says."""
+    """Return messages whose first user message begins with the system message."""
     if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
         return list(messages)
     system, user, *rest = messages
@@ -74,21 +71,11 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 def _block(tools: Sequence[Tool], format: ReplyFormat) -> str:  # noqa: A002
     behind = _BEHIND if format.source == "generic" else _BEHIND_ONE
-    lines = [
-        json_text(
-            {
-                "name": tool.name,
-                **({"description": tool.description} if tool.description else {}),
-                "parameters": dict(tool.parameters),
-            }
-        )
-        for tool in tools
-    ]
+    lines = [json_text({**tool.function, "parameters": dict(tool.parameters)}) for tool in tools]
     return "\n".join([_BEFORE, "<tools>", *lines, "</tools>", behind, _example(format.calls)])
 
 
 def _example(syntax: CallSyntax | None) -> str:
-    """Return a call as answers are read."""
     if syntax is None or syntax.framed:
         syntax = GENERIC_CALLS
     body = json_text({syntax.name_key: "NAME", syntax.arguments_key: _GIVEN})
@@ -107,7 +94,6 @@ def _example(syntax: CallSyntax | None) -> str:
 
 
 def _in_words(message: Message) -> Message:
-    """Return a message whose calls or result are text."""
     if message.role == "tool":
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
     if not message.calls:
@@ -122,7 +108,6 @@ def _call(call: Call) -> str:
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
-    """Join messages of users that follow each other, as several results do."""
     merged: list[Message] = []
     for message in messages:
         if merged and message.role == merged[-1].role == "user":

@@ -1,35 +1,159 @@
-"""A model's chat template: what it is asked to render, and how a request may say so.
+"""A model's chat template, rendered in worker processes that all models share.
 
-Templates are rendered in other processes (:mod:`uma_trio.text.rendering`) from the texts as they are.
+A template that takes too much ends its process, and only its own request.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as NotInTime
 from datetime import datetime
+from functools import cache
 from typing import Any, Final
 
-from attrs import field, frozen
+import msgspec
+from attrs import astuple, define, field, frozen
 
 from uma_trio.backend.base import SpecialToken
+from uma_trio.confined import workers
+from uma_trio.confined.link import WorkerLimits
+from uma_trio.confined.post import Gone
+from uma_trio.confined.workers import Unavailable, Worker, Workers
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.documents import NO_HABITS, Habits
 from uma_trio.text.prompt import (
     Ending,
     Prompt,
+    Refused,
     Render,
+    Rendered,
     Source,
+    Unknown,
     Unrenderable,
     packed,
-    packed_habits,
     packed_json,
     packed_messages,
     packed_tools,
+    times_s,
 )
-from uma_trio.text.rendering import key_of, renderer
 from uma_trio.text.replies.format import Thought
 from uma_trio.text.slices import is_blank
+
+PROGRAM: Final = "uma_trio.text.render_worker:prepare"
+# To decode a request; what rendering may take is said by the worker, which knows its size.
+_LIMITS: Final = WorkerLimits(cpu_s=10.0, wall_s=60.0, memory_bytes=256 << 20, niceness=0)
+_KEPT: Final = 2
+_ANSWER: Final = msgspec.msgpack.Decoder(Rendered | Refused | Unknown)
+_TAKES_TOO_MUCH: Final = {
+    workers.OUT_OF_CPU: "it takes more time than it is given for so many messages",
+    workers.OUT_OF_MEMORY: f"it takes more than {_LIMITS.memory_bytes >> 20} MiB of memory",
+}
+_LATE: Final = "it was not rendered in time; try again"
+
+
+class NotRendered(Unrenderable):
+    """It is not known what the template would write; a retry may help."""
+
+
+class _Lost(NotRendered):
+    """The process was ended by none of its limits."""
+
+
+@define
+class _Process:
+    worker: Worker
+    known: set[bytes] = field(factory=set)
+
+
+class Renderer:
+    """A pool of processes that are started on demand. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._workers = Workers(PROGRAM, lambda: b"")
+        self._idle: list[_Process] = []
+        self._lock = threading.Lock()
+
+    def render(self, asked: Render, source: Source) -> Prompt:
+        """Render a conversation. Blocks. Raises `Unrenderable`, or `NotRendered` where it failed for now."""
+        try:
+            answer = self._answered(self._idle_process() or self._new_process(), asked, source)
+        except _Lost:  # maybe it waited for a request then
+            answer = self._answered(self._new_process(), asked, source)
+        if isinstance(answer, Rendered):
+            return answer.prompt()
+        raise Unrenderable(answer.why if isinstance(answer, Refused) else "it is unknown")
+
+    def _answered(
+        self, process: _Process, asked: Render, source: Source
+    ) -> Rendered | Refused | Unknown:
+        try:
+            answer = self._answer(process, asked, source)
+            if isinstance(answer, Unknown):
+                process.known.discard(asked.key)
+                answer = self._answer(process, asked, source)
+        except BaseException:
+            process.worker.close()
+            raise
+        process.known.add(asked.key)
+        self._give_back(process)
+        return answer
+
+    def _idle_process(self) -> _Process | None:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.worker.is_idle:
+                    return process
+        return None
+
+    def _new_process(self) -> _Process:
+        try:
+            return _Process(self._workers.start(_LIMITS))
+        except Unavailable as error:
+            raise NotRendered(f"it cannot be rendered: {error}") from None
+
+    def _give_back(self, process: _Process) -> None:
+        with self._lock:
+            if len(self._idle) < _KEPT:
+                self._idle.append(process)
+                return
+        process.worker.close()
+
+    def _answer(
+        self, process: _Process, asked: Render, source: Source
+    ) -> Rendered | Refused | Unknown:
+        if asked.key not in process.known:
+            asked = msgspec.structs.replace(asked, source=source)
+        payload = msgspec.msgpack.encode(asked)
+        # A stopped process keeps none of its own limits.
+        most_s = _LIMITS.wall_s + times_s(asked, len(payload))[1]
+        try:
+            answer = process.worker.ask(payload).result(most_s)
+        except NotInTime:
+            raise NotRendered(_LATE) from None
+        except Gone as gone:
+            why = str(gone)
+            if why in _TAKES_TOO_MUCH:
+                raise Unrenderable(_TAKES_TOO_MUCH[why]) from None
+            if why == workers.OUT_OF_TIME:
+                raise NotRendered(_LATE) from None
+            raise _Lost(f"the process that rendered it has ended ({why}); try again") from None
+        found: Rendered | Refused | Unknown = _ANSWER.decode(answer)
+        return found
+
+
+def key_of(source: Source) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(source)).digest()
+
+
+@cache
+def renderer() -> Renderer:
+    """Return the pool that all models of this process share."""
+    return Renderer()
+
 
 MAX_SOURCE: Final = 256 << 10  # characters; the longest published template has 20,000
 
@@ -52,12 +176,9 @@ _LIKE_CONTROL: Final = re.compile(r"<[|\uff5c].+>|<.+[|\uff5c]>|\[/?[A-Z_]{3,}\]
 class Manner:
     """How a chat is rendered, beyond its messages.
 
-    With `continue_final` the rendered text ends inside the last message, which has to be the
-    assistant's, so that the model goes on with it. Without `begins` it ends behind the last message,
-    where no answer begins. `arguments` are variables of the template;
-    `problem_of` says which are allowed. `effort` is how much the model should reason, and `thinks`
-    whether it should at all, where that is said by itself; :mod:`uma_trio.text.effort` makes arguments
-    of both.
+    With `continue_final` the text ends inside the assistant's last message, which the model continues.
+    Without `begins` no answer begins behind the last message. `arguments` are variables of the template;
+    :mod:`uma_trio.text.derivation` adds those of `effort` and `thinks` (whether to reason at all).
     """
 
     continue_final: bool = False
@@ -68,7 +189,7 @@ class Manner:
 
     @property
     def reasons(self) -> bool | None:
-        """Whether the model should reason; None where nothing says."""
+        """Whether the model should reason; None if nothing says."""
         for name, (on, off) in SWITCHES.items():
             if name in self.arguments and (said := self.arguments[name]) in (on, off):
                 return bool(said == on)
@@ -81,7 +202,6 @@ PLAINLY: Final = Manner()
 
 
 def problem_of(arguments: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a request's arguments of the template; None if nothing is."""
     for name in arguments:
         if name in _OURS:
             return f"names {name}, which is the daemon's own: use the request's fields"
@@ -91,11 +211,7 @@ def problem_of(arguments: Mapping[str, Any]) -> str | None:
 
 
 class ChatTemplate:
-    """One template. Safe to render from several threads at a time, all of which block.
-
-    `specials` are the tokens of the vocabulary that texts can spell. `now` is the clock that templates read the
-    date from.
-    """
+    """One template. Safe to use from several threads, all of which block. `now` is the clock for dates."""
 
     def __init__(
         self,
@@ -106,7 +222,6 @@ class ChatTemplate:
         specials: Sequence[SpecialToken] = (),
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Prepare for a source. Raises :class:`Unrenderable`."""
         if len(source) > MAX_SOURCE:
             raise Unrenderable(f"it is longer than {MAX_SOURCE:,} characters")
         self._now = now
@@ -136,15 +251,10 @@ class ChatTemplate:
         reasoning: str = "",
         reshapes: bool = True,
     ) -> Prompt:
-        """Render messages, ready for the assistant's answer, unless `prompts` or `begins` is false.
+        """Render messages and, unless `prompts` or `begins` is false, the beginning of an answer.
 
-        With `thought`, the markers around the model's reasoning, the reasoning that the template opens is ended if
-        it `closes`, and gone on with behind some `reasoning` that is not empty. With `reshapes` messages that the
-        template refuses are changed.
-
-        Raises:
-            Unrenderable: the template refuses these messages, or there is no final message to go on with.
-            uma_trio.text.rendering.NotRendered: it cannot be rendered now.
+        `thought`, `closes` and `reasoning` are those of :class:`.prompt.Ending`. With `reshapes` messages that
+        the template refuses are changed. Raises :class:`Unrenderable`, or `NotRendered` if it failed for now.
         """
         if manner.continue_final and not _can_go_on(messages):
             raise Unrenderable(
@@ -156,7 +266,7 @@ class ChatTemplate:
             messages=packed_messages(messages),
             tools=packed_tools(tools),
             arguments=packed_json(manner.arguments),
-            habits=packed_habits(habits),
+            habits=list(astuple(habits)),
             now=self._now().timestamp(),
             ending=Ending(
                 prompts=prompts and manner.begins and not manner.continue_final,
@@ -171,7 +281,6 @@ class ChatTemplate:
 
 
 def _is_marker(text: str, source: str) -> bool:
-    """Whether a token that any text may spell means something to a template, and not only to the tokeniser."""
     return not text.isspace() and (text in source or _LIKE_CONTROL.fullmatch(text) is not None)
 
 

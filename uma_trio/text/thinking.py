@@ -1,7 +1,8 @@
-"""Reasoning before an answer that is held to something: free, bounded if asked, and then handed over."""
+"""Reasoning in front of a constrained answer: free, or bounded by a budget."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
@@ -9,18 +10,14 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from uma_trio.text.inner import Constraint
+from uma_trio.text.constraint import Constraint, UnderWay
 
 _MOST_SPACE: Final = 8  # tokens of white space between the reasoning and what follows
 
 
 @frozen(eq=False)
 class Markers:
-    """The markers of a model's reasoning: their bytes, and the tokens that the model writes for them.
-
-    `tokens_of` gives the tokens of such bytes, `pieces` the bytes of every token, special ones as a
-    reply shows them; `ends` are the tokens that end an answer.
-    """
+    """The markers of a model's reasoning, and the bytes of every token as a reply shows them."""
 
     tokens_of: Callable[[bytes], Sequence[int]]
     pieces: Sequence[bytes]
@@ -32,11 +29,7 @@ class Markers:
 
 @frozen
 class _At:
-    """Where an answer is.
-
-    `seen` is what was read of the marker that is looked for, `n` how many tokens of reasoning there
-    were, `spaces` how many of white space behind it, `forced` the tokens that have to come.
-    """
+    """The state of an answer; `seen` was read of the expected marker, and `forced` must come next."""
 
     phase: Literal["before", "thinking", "behind", "answer"]
     seen: bytes = b""
@@ -49,35 +42,26 @@ _ANSWER: Final = _At("answer")
 
 
 class Thinking:
-    """Leaves the reasoning of one answer free, and holds what follows to `inner`, if there is one.
-
-    With a `budget` the reasoning ends behind so many tokens: its closing marker is all that is
-    allowed then. `thinking` says that the prompt has opened it. For one thread at a time.
-    """
+    """Leaves at most `budget` tokens of reasoning free, and applies `inner` to what follows."""
 
     __slots__ = ("_at", "_budget", "_inner", "_markers", "_past")
 
     def __init__(
         self, markers: Markers, inner: Constraint | None, budget: int | None, *, thinking: bool
     ) -> None:
-        self._markers = markers
-        self._inner = inner
-        self._budget = budget
+        self._markers, self._inner, self._budget = markers, inner, budget
         self._at = self._in_thought(b"", 0, ()) if thinking else _At("before")
         self._past: list[_At] = []
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process knows what is allowed here."""
         return self._at.phase == "answer" and self._inner is not None and self._inner.elsewhere
 
     @property
     def problem(self) -> str | None:
-        """Which limit leaves no way on, for a message; None if none does."""
         return None if self._inner is None else self._inner.problem
 
     def allows(self, token: int) -> bool:
-        """Whether the answer may go on with `token`; with an end token, whether it may end."""
         at = self._at
         if at.forced:
             return token == at.forced[0]
@@ -88,26 +72,23 @@ class Thinking:
         return self._inner is None or (not at.seen and self._inner.allows(token))
 
     def allowed(self) -> NDArray[np.intp]:
-        """Return all tokens that it may go on with."""
-        return (
-            self._allowed_here() if self._inner is None or self._is_free else self._inner.allowed()
-        )
+        inner = self._deciding
+        return self._allowed_here() if inner is None else inner.allowed()
 
     def deferred(self) -> Callable[[], NDArray[np.intp]]:
-        """Return what `allowed` is here and now, to be called later, in any thread, once."""
-        if self._inner is not None and not self._is_free:
-            return self._inner.deferred()
+        if (inner := self._deciding) is not None:
+            return inner.deferred()
         here = self._allowed_here()
         return lambda: here
 
     @property
-    def _is_free(self) -> bool:
-        """Whether the reasoning alone decides what comes next."""
+    def _deciding(self) -> Constraint | None:
+        """What decides what comes next; None where the reasoning alone does."""
         at = self._at
-        return bool(at.forced or at.phase == "thinking" or (at.seen and at.phase == "before"))
+        is_free = at.forced or at.phase == "thinking" or (at.seen and at.phase == "before")
+        return None if is_free else self._inner
 
     def _allowed_here(self) -> NDArray[np.intp]:
-        """Return what the reasoning allows."""
         at = self._at
         if at.forced:
             return np.array(at.forced[:1], np.intp)
@@ -118,20 +99,17 @@ class Thinking:
         return every if self._inner is None else np.delete(every, sorted(self._markers.ends))
 
     def accept(self, token: int) -> None:
-        """Go on behind `token`."""
         self._past.append(self._at)
         self._at = self._behind(token)
         if self._at.phase == "answer" and self._inner is not None:
             self._inner.accept(token)
 
     def take_back(self) -> None:
-        """Go back to before the latest `accept`."""
         if self._at.phase == "answer" and self._inner is not None:
             self._inner.take_back()
         self._at = self._past.pop()
 
     def _behind(self, token: int) -> _At:
-        """Return where the answer is behind `token`."""
         at, markers = self._at, self._markers
         piece = markers.pieces[token]
         if at.phase == "thinking":
@@ -155,7 +133,6 @@ class Thinking:
         return _At("thinking", seen, n, 0, forced)
 
     def _opens(self, token: int) -> bool:
-        """Whether `token` begins the opening marker or goes on with it."""
         at = self._at
         if at.phase != "before":
             return False
@@ -169,9 +146,129 @@ class Thinking:
         return self._inner is None or bool(at.seen) or not self._inner.allows(token)
 
     def _is_space(self, token: int) -> bool:
-        """Whether `token` is white space between the reasoning and what follows."""
         at = self._at
         if at.phase != "behind" or at.spaces >= _MOST_SPACE:
             return False
         piece = self._markers.pieces[token]
         return bool(piece) and piece.isspace()
+
+
+_CHANNEL: Final = rb"<\|channel\|>\s*"
+_NAME: Final = b"analysis"
+_OPENED: Final = re.compile(_CHANNEL + _NAME + rb"\s*<\|message\|>\Z")
+_NAMED: Final = re.compile(_CHANNEL + rb"\Z")
+_CLOSED: Final = re.compile(rb"<\|(end|start|call|return|channel)\|>\Z")
+_TAIL: Final = 64  # bytes of a reply in which its latest marker is looked for; a header has fewer
+CLOSE: Final = "<|end|><|start|>assistant"
+"""What ends a message of reasoning and begins the next message."""
+
+
+@frozen(eq=False)
+class Framing:
+    """How a model writes harmony: `close` are the tokens of :data:`CLOSE`, `names` begin "analysis"."""
+
+    pieces: Sequence[bytes]
+    close: tuple[int, ...]
+    names: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes], close: tuple[int, ...]) -> Framing:
+        """Find the tokens. Takes some ten milliseconds for a large vocabulary."""
+        found = ((token, piece.lstrip()) for token, piece in enumerate(pieces))
+        names = [
+            token
+            for token, piece in found
+            if piece and (_NAME.startswith(piece) or piece.startswith(_NAME))
+        ]
+        return cls(pieces, close, np.array(names, np.intp))
+
+
+@frozen
+class _Place:
+    """The state of a reply: its last bytes, its tokens of reasoning, and the tokens that must come next."""
+
+    tail: bytes = b""
+    n: int = 0
+    thinking: bool = False
+    forced: tuple[int, ...] = ()
+
+
+class Bounded:
+    """Bounds the reasoning of a reply in harmony; then the next message is an answer or a call."""
+
+    __slots__ = ("_at", "_budget", "_framing", "_inner", "_past")
+
+    def __init__(self, framing: Framing, inner: Constraint | None, budget: int) -> None:
+        self._framing, self._inner, self._budget = framing, inner, budget
+        self._at = _Place()
+        self._past: list[_Place] = []
+
+    @property
+    def elsewhere(self) -> bool:
+        return not self._at.forced and self._inner is not None and self._inner.elsewhere
+
+    @property
+    def problem(self) -> str | None:
+        return None if self._inner is None else self._inner.problem
+
+    def allows(self, token: int) -> bool:
+        at = self._at
+        if at.forced:
+            return token == at.forced[0]
+        if self._is_spent_in_header and token in self._framing.names:
+            return False
+        return self._inner is None or self._inner.allows(token)
+
+    def allowed(self) -> NDArray[np.intp]:
+        return self.deferred()()
+
+    def deferred(self) -> Callable[[], NDArray[np.intp]]:
+        at = self._at
+        if at.forced:
+            return lambda: np.array(at.forced[:1], np.intp)
+        inner = self._every if self._inner is None else self._inner.deferred()
+        if not self._is_spent_in_header:
+            return inner
+        names = self._framing.names
+        if isinstance(inner, UnderWay):
+            return inner.then(lambda ids: np.setdiff1d(ids, names))
+        return lambda: np.setdiff1d(inner(), names)
+
+    def accept(self, token: int) -> None:
+        if self._inner is not None:
+            self._inner.accept(token)
+        self._past.append(self._at)
+        self._at = self._behind(token)
+
+    def take_back(self) -> None:
+        self._at = self._past.pop()
+        if self._inner is not None:
+            self._inner.take_back()
+
+    @property
+    def _is_spent_in_header(self) -> bool:
+        """Whether the name of a channel comes next, and may not be that of the reasoning."""
+        return self._at.n >= self._budget and _NAMED.search(self._at.tail) is not None
+
+    def _behind(self, token: int) -> _Place:
+        at = self._at
+        tail = (at.tail + self._framing.pieces[token])[-_TAIL:]
+        if at.forced:
+            return _Place(tail, at.n, thinking=False, forced=at.forced[1:])
+        if not at.thinking:
+            opened = _OPENED.search(tail) is not None
+            return self._spent(_Place(tail, at.n, thinking=opened))
+        if _CLOSED.search(tail):
+            return _Place(tail, at.n)
+        return self._spent(_Place(tail, at.n + 1, thinking=True))
+
+    def _spent(self, at: _Place) -> _Place:
+        """Close the message if the budget is spent, unless in the middle of a character, where no marker fits."""
+        close = self._framing.close
+        if not at.thinking or at.n < self._budget:
+            return at
+        whole = self._inner is None or self._inner.allows(close[0])
+        return evolve(at, forced=close) if whole else at
+
+    def _every(self) -> NDArray[np.intp]:
+        return np.arange(len(self._framing.pieces), dtype=np.intp)

@@ -1,9 +1,7 @@
-"""Text to tokens for one model: part by part, and not twice what was tokenised before.
+"""Text to tokens for one model: part by part, with a cache.
 
-A long text is cut where its tokens are those of its parts (:attr:`Vocabulary.parts_at_lines`, and within a long
-line :meth:`Vocabulary.apart`), so that a text that begins as an earlier one did is tokenised from the last such
-place on. What is remembered of somebody's texts nobody else can find out, not even by how long a text takes: tokens
-are kept by principal, and below that by namespace, as cached prefixes are.
+A long text is cut where its tokens are those of its parts. As cached prefixes are, tokens are kept by
+principal and namespace: nobody can time another one's texts.
 """
 
 from __future__ import annotations
@@ -34,50 +32,41 @@ _Name = tuple[str, str, str | bytes]  # the namespace, how, the text or its dige
 
 @frozen
 class Whose:
-    """Who may know that a text was tokenised: requests of one namespace of one principal."""
+    """The owner of texts: one namespace of one principal."""
 
     principal: str
     namespace: str
 
 
 @define
-class _Shelf:
-    """What is kept for one principal, the entry that was used last at the end."""
+class _Entries:
+    """The tokens of one principal, in order of use."""
 
     tokens: OrderedDict[_Name, IntArray] = field(factory=OrderedDict)
     n_bytes: int = 0
 
 
 class Remembered:
-    """Tokens by text, at most `budget` bytes of them. Safe to use from any thread.
+    """A cache of tokens by text, of at most `budget` bytes. Safe to use from any thread.
 
-    Where there is no room the principal that holds most loses what it used least recently, and with too
-    many principals the one goes that asked least recently.
+    The principal that holds most, and of too many the least recent one, loses entries first.
     """
 
     def __init__(self, budget: int = BUDGET) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
-        self._n_bytes = 0
-
-    @property
-    def n_bytes(self) -> int:
-        """The size of everything that is kept."""
-        return self._n_bytes
+        self._by_principal: OrderedDict[str, _Entries] = OrderedDict()
+        self.n_bytes = 0
 
     def tokens(self, whose: Whose, text: str, how: str, make: Callable[[], IntArray]) -> IntArray:
-        """Return the tokens of `text`, which `make` makes where nothing is remembered. Not to be changed.
-
-        `how` names everything else that the tokens depend on.
-        """
+        """Return the tokens of `text`, by `make` on a miss; `how` names what else they depend on."""
         name = whose.namespace, how, _digest(text)
         with self._lock:
-            shelf = self._shelves.get(whose.principal)
-            found = None if shelf is None else shelf.tokens.get(name)
-            if shelf is not None and found is not None:
-                shelf.tokens.move_to_end(name)
-                self._shelves.move_to_end(whose.principal)
+            entries = self._by_principal.get(whose.principal)
+            found = None if entries is None else entries.tokens.get(name)
+            if entries is not None and found is not None:
+                entries.tokens.move_to_end(name)
+                self._by_principal.move_to_end(whose.principal)
                 return found
         made = make()
         with self._lock:
@@ -85,34 +74,32 @@ class Remembered:
         return made
 
     def forget(self, principal: str) -> None:
-        """Drop what is remembered of a principal's texts."""
         with self._lock:
             self._drop(principal)
 
     def _keep(self, principal: str, name: _Name, tokens: IntArray) -> None:
         n_bytes = tokens.nbytes + _ENTRY_BYTES
-        shelf = self._shelves.setdefault(principal, _Shelf())
-        self._shelves.move_to_end(principal)
-        if name not in shelf.tokens and n_bytes <= self._budget:
-            shelf.tokens[name] = tokens
-            shelf.n_bytes += n_bytes
-            self._n_bytes += n_bytes
-        while len(self._shelves) > MOST_PRINCIPALS:
-            self._drop(next(iter(self._shelves)))
-        while self._n_bytes > self._budget:
-            most = max(self._shelves.values(), key=lambda one: one.n_bytes)
+        entries = self._by_principal.setdefault(principal, _Entries())
+        self._by_principal.move_to_end(principal)
+        if name not in entries.tokens and n_bytes <= self._budget:
+            entries.tokens[name] = tokens
+            entries.n_bytes += n_bytes
+            self.n_bytes += n_bytes
+        while len(self._by_principal) > MOST_PRINCIPALS:
+            self._drop(next(iter(self._by_principal)))
+        while self.n_bytes > self._budget:
+            most = max(self._by_principal.values(), key=lambda one: one.n_bytes)
             _, oldest = most.tokens.popitem(last=False)
             most.n_bytes -= oldest.nbytes + _ENTRY_BYTES
-            self._n_bytes -= oldest.nbytes + _ENTRY_BYTES
+            self.n_bytes -= oldest.nbytes + _ENTRY_BYTES
 
     def _drop(self, principal: str) -> None:
-        dropped = self._shelves.pop(principal, None)
+        dropped = self._by_principal.pop(principal, None)
         if dropped is not None:
-            self._n_bytes -= dropped.n_bytes
+            self.n_bytes -= dropped.n_bytes
 
 
 def _digest(text: str) -> str | bytes:
-    """Return a name of a text that no other one has: for most texts a digest, which is short."""
     return text if len(text) <= _SHORT else digest("text", text)
 
 
@@ -126,32 +113,20 @@ _SEAM: Final = re.compile(r"\n(?<=[!-~]\n)(?=[A-Za-z])")
 
 
 class Tokeniser:
-    """The tokens of texts for one vocabulary. Safe to use from any thread.
-
-    Long texts are remembered in parts of at least so many characters.
-    """
+    """The tokens of texts for one vocabulary. Safe to use from any thread."""
 
     def __init__(
         self, vocabulary: Vocabulary, pieces: Sequence[bytes], least_part: int = LEAST_PART
     ) -> None:
-        self._vocabulary = vocabulary
-        self._pieces = pieces
-        self._least_part = least_part
+        self._vocabulary, self._pieces, self._least_part = vocabulary, pieces, least_part
         self._remembered = Remembered()
         self._adds_space = self._bytes(self.tokens("a")).startswith(b" ")
         self._parts_at_lines = vocabulary.parts_at_lines
 
-    def tokens(
-        self,
-        text: str,
-        whose: Whose | None = None,
-        *,
-        joined: bool = False,
-    ) -> IntArray:
-        """Return the tokens (int32) of one part of a longer text, of which none is a control token. Not to be changed.
+    def tokens(self, text: str, whose: Whose | None = None, *, joined: bool = False) -> IntArray:
+        """Return the tokens (int32) of a text without control tokens, cached for its owner. Not to be changed.
 
-        Some vocabularies put a space before any text they begin with; in the middle of a text, `joined`, it is
-        left out. Tokens are remembered for `whose` texts these are; None for nobody's.
+        `joined` leaves out the space that some vocabularies put before a text.
         """
         if whose is None or len(text) < _LEAST_REMEMBERED:
             return self._made(text, joined=joined)
@@ -171,11 +146,10 @@ class Tokeniser:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def forget(self, principal: str) -> None:
-        """Drop what is remembered of a principal's texts."""
         self._remembered.forget(principal)
 
     def _apart(self, text: str) -> Iterator[str]:
-        """Yield the parts that the vocabulary takes one by one, as many together as make a part of ours."""
+        """Yield the parts that the vocabulary tokenises one by one, joined to parts of our length."""
         if len(text) <= self._least_part:
             yield text
             return

@@ -17,8 +17,7 @@ from uma_trio.backend.base import FloatArray
 from uma_trio.engine.sampling.likeliest import NOT_FINITE
 from uma_trio.engine.sampling.masks import Mask, Masks, await_any
 from uma_trio.engine.sampling.shortlist import IdArray
-from uma_trio.text.inner import Constraint
-from uma_trio.text.under_way import holds
+from uma_trio.text.constraint import Constraint, holds
 
 IMPOSSIBLE: Final = -2  # for a row for which no token is allowed
 UNREACHED: Final = -3  # for one behind a guess that was wrong: nobody asks what would follow

@@ -17,8 +17,7 @@ import numpy as np
 
 from uma_trio.engine.sampling.shortlist import IdArray
 from uma_trio.telemetry import log
-from uma_trio.text.inner import Constraint
-from uma_trio.text.under_way import UnderWay
+from uma_trio.text.constraint import Constraint, UnderWay
 
 # More rows than these are seldom refused in one tick; the others wait for one of the first.
 _MOST_THREADS: Final = 4

@@ -41,7 +41,7 @@ from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but
 from uma_trio.engine.sampling.logprobs import Describer, Seen
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
 from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest, nucleus
-from uma_trio.text.inner import Constraint
+from uma_trio.text.constraint import Constraint
 
 NO_GUESS: Final = -1
 _NO_MAXIMUM: Final = "the row has no finite maximum"

@@ -22,7 +22,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from uma_trio.text.surrogates import without_lone_surrogates
+from uma_trio.text.slices import without_lone_surrogates
 
 PIECE_BYTES: Final = 65_536
 PIECE_MARKS: Final = 16_384

@@ -1,17 +1,10 @@
-"""What a model's reply says: its text, its reasoning, its calls of tools.
+"""What a model's reply says: text, reasoning, calls of tools.
 
-A :class:`ReplyFormat` says how a model writes them, a :class:`ReplyParser` reads them from text that
-comes in pieces::
-
-    parser = ReplyParser(PLAIN)
-    for piece in pieces:
-        for event in parser.feed(piece):
-            ...
-    for event in parser.finish():
-        ...
+A :class:`ReplyFormat` says how a model writes them; :meth:`ReplyParser.feed` reads it piece by piece.
 """
 
-from uma_trio.text.replies.events import (
+from uma_trio.text.replies.format import PLAIN, ReplyFormat
+from uma_trio.text.replies.maker import (
     Arguments,
     CallEnd,
     CallStart,
@@ -21,7 +14,6 @@ from uma_trio.text.replies.events import (
     Said,
     collect,
 )
-from uma_trio.text.replies.format import PLAIN, ReplyFormat
 from uma_trio.text.replies.parser import ReplyParser
 
 __all__ = [

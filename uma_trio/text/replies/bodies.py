@@ -1,18 +1,17 @@
-"""Calls in a reply, behind their trigger: generators that read a `Source` and tell a `Maker`."""
+"""Calls in a reply, behind their trigger: generators that read a `Source` and drive a `Maker`."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from uma_trio.text.replies.format import CallSyntax
-from uma_trio.text.replies.literals import TEXT, elements_of, json_of
+from uma_trio.text.replies.literals import CLOSING, TEXT, Literals, elements_of, json_of, quoted
 from uma_trio.text.replies.maker import Maker
-from uma_trio.text.replies.notation import CLOSING, Literals, quoted
 from uma_trio.text.replies.source import Source, Steps, begun, compact, fits
+from uma_trio.text.slices import json_value
 
 _ATOM: Final = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
 _NOT_NAME: Final = re.compile(r"[^\w.:/-]")
@@ -26,12 +25,11 @@ def atoms(marker: str) -> list[str]:
 
 
 def _is_tag(atom: str) -> bool:
-    """Whether a marker is one by itself, as an opening bracket of JSON is not."""
     return atom[0] in "<[" and len(atom) > 3
 
 
 class Calls:
-    """Reads what stands behind the trigger of a syntax: one section of calls, or one call."""
+    """Reads one section of calls, or one call."""
 
     def __init__(self, syntax: CallSyntax, source: Source, maker: Maker) -> None:
         self.syntax = syntax
@@ -75,9 +73,8 @@ class Calls:
     def read(self) -> Steps[None]:
         """Read calls from the trigger on; what turns out to be none is text.
 
-        Where the first markers are missing, and inside the reasoning, only a tool that there is makes
-        it a call: a model may write about calls there. If the reply is cut off before that is certain,
-        what there is of a call is dropped.
+        Without the first markers, and inside reasoning, only a known tool makes it a call: a model may write
+        about calls there. What a reply cut off here has of an uncertain call is dropped.
         """
         source, syntax, maker = self._source, self.syntax, self._maker
         source.keep()
@@ -111,36 +108,27 @@ class Calls:
         maker.text(text)
 
     def _next(self, *, first: bool) -> Steps[bool]:
-        """Read a call, if one stands here."""
-        opened = yield from self._opened(first=first)
-        return opened and (yield from self._body())
-
-    def _opened(self, *, first: bool) -> Steps[bool]:
-        """Skip what goes before a call; before the first one, some of it may be missing."""
         for number, marker in enumerate(self._opens if first else self._opens[:1]):
             if (yield from self._source.take(marker)):
                 self._known_only |= number > 0
-                return True
+                return (yield from self._body())
         return False
 
     def _skip(self, markers: Sequence[str]) -> Steps[None]:
-        """Skip those of some markers that stand here."""
         for marker in markers:
             yield from self._source.take(marker)
 
-    # --- objects ---
-
     def _object(self) -> Steps[bool]:
-        """Read ``{"name": ..., "arguments": {...}}``, the keys in any order."""
         source = self._source
         if (yield from source.peek()) != "{":
             return False
         source.pos += 1
+        expected = (self.syntax.name_key, self.syntax.arguments_key, "type")
         members: dict[str, str] = {}
         started = False
         while (yield from source.peek()) == '"':
             key = yield from self._key()
-            if key is None or not self._is_expected(key):
+            if key is None or (self.syntax.bare and key not in expected):
                 return started
             if key == self.syntax.arguments_key and self._name_of(members) and not started:
                 started = True
@@ -165,35 +153,24 @@ class Calls:
         self._cut = False
         return True
 
-    def _is_expected(self, key: str) -> bool:
-        """Whether an object with this key may be a call."""
-        syntax = self.syntax
-        return not syntax.bare or key in (syntax.name_key, syntax.arguments_key, "type")
-
     def _name_of(self, members: Mapping[str, str]) -> str:
-        """Return the name in an object, "" if there is none, or it has to be known and is not."""
         name = _text_of(members.get(self.syntax.name_key, '""'))
         return name if self._is_taken(name) else ""
 
     def _is_taken(self, name: str) -> bool:
-        """Whether a call of this name is one, for all that is known."""
         return not self._known_only or self._maker.knows(name)
 
     def _id_of(self, members: Mapping[str, str]) -> str:
         return _text_of(members.get(self.syntax.id_key, '""'))
 
     def _begin(self, name: str, id_: str) -> None:
-        """Begin a call: what was read of it is an event and need not be kept. It ends the reasoning.
-
-        Whoever has read its arguments to their end clears `_cut`.
-        """
+        """Begin a call, which ends the reasoning. Code that read all of its arguments clears `_cut`."""
         self._cut = True
         self._maker.thinking = False
         self._maker.start(name, id_)
         self._source.kept = False
 
     def _arguments(self) -> Steps[None]:
-        """Pass arguments on as they come; those that are written as a string, once it is whole."""
         if (yield from self._source.peek()) in ("{", "["):
             self._cut = not (yield from self._source.value(self._maker.arguments))
             return
@@ -215,22 +192,10 @@ class Calls:
         whole = yield from self._source.value(parts.append)
         return "".join(parts) if whole else None
 
-    # --- a name, and arguments behind it ---
-
     def _named(self) -> Steps[bool]:
-        """Read a name and the arguments as JSON behind it."""
         source = self._source
-        before = ""
-        if self._id_close:
-            yield from source.peek()
-            before = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
-            if not (yield from source.take(self._id_close)):
-                return False
-        name, id_ = yield from self._name()
-        id_ = id_ or before
-        if name and self._id_open and (yield from source.take(self._id_open)):
-            id_ = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
-        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+        name, id_ = yield from self._called()
+        if not name:
             return False
         first = yield from source.peek()
         if first == "{":
@@ -244,21 +209,33 @@ class Calls:
             return True
         return False
 
+    def _called(self) -> Steps[tuple[str, str]]:
+        """Read a name up to the arguments, and an id beside it; both "" if this is no call."""
+        source, before = self._source, ""
+        if self._id_close:
+            yield from source.peek()
+            before = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
+            if not (yield from source.take(self._id_close)):
+                return "", ""
+        name, id_ = yield from self._name()
+        id_ = id_ or before
+        if name and self._id_open and (yield from source.take(self._id_open)):
+            id_ = (yield from source.until(_NOT_NAME, _MAX_NAME)) or ""
+        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+            return "", ""
+        return name, id_
+
     def _name(self) -> Steps[tuple[str, str]]:
-        """Read a name, and the id that it is part of; both "" if there is none."""
         yield from self._source.peek()
         header = yield from self._source.until(_NOT_NAME, _MAX_NAME)
         if not header or not self.syntax.name_in_id:
             return header or "", ""
         return header.removeprefix("functions.").rpartition(":")[0] or header, header
 
-    # --- literals of a language ---
-
     def _literal(self) -> Steps[bool]:
-        """Read a name, and arguments in brackets behind it."""
         source, syntax, maker = self._source, self.syntax, self._maker
-        name, _ = yield from self._name()
-        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+        name, _ = yield from self._called()
+        if not name:
             return False
         self._begin(name, "")
         maker.arguments("{")
@@ -271,13 +248,10 @@ class Calls:
         self._cut = False
         return True
 
-    # --- tags ---
-
     def _tagged(self) -> Steps[bool]:
-        """Read a name, and arguments each in tags."""
         source, syntax, maker = self._source, self.syntax, self._maker
-        name, _ = yield from self._name()
-        if not name or not self._is_taken(name) or not (yield from source.take(self._after_name)):
+        name, _ = yield from self._called()
+        if not name:
             return False
         opener, closer = compact(syntax.key_open), compact(syntax.key_close)
         other = compact(syntax.key_close_json)
@@ -323,10 +297,7 @@ class Calls:
         return True
 
     def _value(self, name: str, key: str, kinds: frozenset[str]) -> Steps[bool]:
-        """Read a value up to its closing tag: the first one behind which something goes on.
-
-        False if the reply ended in it; then its JSON is left open.
-        """
+        """Read a value up to its closing tag; false if the reply ended in it, and its JSON is left open."""
         source = self._source
         if self._line_before and (source.pos < len(source.text) or (yield from source.more())):
             source.pos += source.text.startswith("\n", source.pos)
@@ -337,10 +308,7 @@ class Calls:
         return (yield from self._maker.value(kinds, partial(self._up_to, closer), read))
 
     def _up_to(self, closer: str, out: Callable[[str], object]) -> Steps[bool]:
-        """Pass a text on up to its closing tag, without the one line end before that.
-
-        False if the reply ended before it.
-        """
+        """Pass on a text up to its closing tag, without a line end before it. False if the reply ended first."""
         source = self._source
         while True:
             text, at = source.text, source.pos
@@ -348,18 +316,18 @@ class Calls:
             while place >= 0 and (goes_on := self._goes_on(place + len(closer))) is False:
                 place = text.find(closer, place + 1)
             if place >= 0 and goes_on:
-                _give(out, text[at:place].removesuffix(self._line_behind))
+                out(text[at:place].removesuffix(self._line_behind))
                 source.pos = place + len(closer)
                 return True
             safe = len(text) - begun(text, closer) if place < 0 else place
             safe -= safe > at and text[safe - 1] == self._line_behind
-            _give(out, text[at:safe])
+            out(text[at:safe])
             source.pos = safe
             if not (yield from source.more()):
                 if place >= 0:  # and what has begun behind it may be what goes on there
                     source.pos = place + len(closer)
                 elif not source.cut:
-                    _give(out, source.text[safe:])
+                    out(source.text[safe:])
                 return place >= 0
 
     def _goes_on(self, place: int) -> bool | None:
@@ -371,22 +339,12 @@ class Calls:
         return None if None in found else False
 
 
-def _give(out: Callable[[str], object], text: str) -> None:
-    if text:
-        out(text)
-
-
 def _text_of(value: str) -> str:
-    """Return the text of a JSON string, of anything else its JSON."""
-    try:
-        decoded = json.loads(value)
-    except (ValueError, RecursionError):
-        return ""
+    decoded = json_value(value, "")
     return decoded if isinstance(decoded, str) else value
 
 
 def _unwrapped(arguments: str) -> str:
-    """Return arguments as JSON that may be written as a string of JSON, or left out."""
     if not arguments or arguments == "null":
         return "{}"
     return _text_of(arguments) if arguments.startswith('"') else arguments

@@ -1,10 +1,8 @@
-"""A model's reply format, found out from its chat template.
+"""A model's reply format, found out from its chat template, which writes earlier replies as trained.
 
-Templates write earlier replies as the model was trained to write them. So a reply with calls of
-known names and arguments is rendered, once with one call and once with two, and what stands around
-these names is the format. It counts only if a parser that is driven by it reads the same calls back
-from what the template wrote. Reasoning is found in the same way, or by its usual markers in the
-template's source.
+Replies with one and with two calls of known names and arguments are rendered; what surrounds these names
+is the format, if a parser driven by it reads the same calls back. Reasoning is found in the same way, or
+by its usual markers in the source.
 """
 
 from __future__ import annotations
@@ -13,17 +11,18 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.documents import Habits, nine
-from uma_trio.text.replies.events import collect
 from uma_trio.text.replies.format import CallSyntax, ReplyFormat, Thought
+from uma_trio.text.replies.maker import collect
 from uma_trio.text.replies.parser import ReplyParser
 from uma_trio.text.replies.source import compact
+from uma_trio.text.slices import json_value
 
 PROBING_S: Final = 10.0  # a large template takes 0.2
 _USER: Final = Message("user", "Hello")
@@ -67,7 +66,7 @@ Render = Callable[[Sequence[Message], Sequence[Tool], Habits], str]
 
 @frozen
 class Derived:
-    """What a template tells: the format, its habits, and whether it tells the model about tools."""
+    """What a template shows: the format, its habits, and whether it shows tools to the model."""
 
     thought: Thought | None
     calls: CallSyntax | None
@@ -76,7 +75,7 @@ class Derived:
 
 
 def derive(render: Render, source: str, refused: type[Exception]) -> Derived:
-    """Try a template; `refused` is what `render` raises for what the template does not take."""
+    """Probe a template; `refused` is what `render` raises for what it does not accept."""
     probe = _Probe(render, refused)
     thought, key = probe.thought()
     if thought is None:
@@ -86,7 +85,7 @@ def derive(render: Render, source: str, refused: type[Exception]) -> Derived:
 
 
 class _Probe:
-    """Renders what the derivation asks for; "" where the template refuses, or its time is up."""
+    """Renders for the derivation; "" where the template refuses, or the time is up."""
 
     def __init__(self, render: Render, refused: type[Exception]) -> None:
         self._render, self._refused = render, refused
@@ -103,11 +102,10 @@ class _Probe:
             return ""
 
     def tells_tools(self) -> bool:
-        """Whether the template shows the model its tools."""
         return _TOOL.name in self.text([_USER], _TOOLS)
 
     def thought(self) -> tuple[Thought | None, str]:
-        """Return what stands around reasoning, and what a message has to call it."""
+        """Return what surrounds reasoning, and its key in a message."""
         for key in _REASONING_KEYS:
             habits = Habits(reasoning_key=key)
             said = Message("assistant", _SAID, reasoning=_THOUGHT)
@@ -124,7 +122,7 @@ class _Probe:
         return None, ""
 
     def calls(self, thought: Thought | None) -> tuple[Habits, CallSyntax | None]:
-        """Return how calls are written, and what the template wants for it."""
+        """Return how calls are written, and the habits that the template needs for it."""
         known: Habits | None = None
         for habits in (*_HABITS, *(evolve(each, ids="nine") for each in _HABITS)):
             one = self._reply(_CALLS[:1], habits, thought)
@@ -133,7 +131,8 @@ class _Probe:
             two = self._reply(_CALLS, habits, thought)
             if "qzvalc" not in two:  # it refuses a second call, or leaves it out
                 two = ""
-            for syntax in _syntaxes(one, two):
+            found = (find(one, two) for find in (_as_object, _as_named, _as_tagged))
+            for syntax in filter(None, found):
                 if not _is_ours(syntax.markers) and _reads_back(syntax, one, two):
                     return habits, self._with_json_keys(syntax, habits, thought)
             known = known or habits
@@ -142,7 +141,6 @@ class _Probe:
     def _with_json_keys(
         self, syntax: CallSyntax, habits: Habits, thought: Thought | None
     ) -> CallSyntax:
-        """Return a syntax that also says how a key ends before a value that is no text."""
         if syntax.style != "tagged":
             return syntax
         number = evolve(_CALLS[0], arguments=f'{{"qzkeya": {_NUMBER}, "qzkeyb": "qzvalb"}}')
@@ -154,7 +152,7 @@ class _Probe:
         return evolve(syntax, key_close_json=found[1])
 
     def _reply(self, calls: Sequence[Call], habits: Habits, thought: Thought | None) -> str:
-        """Return how the template writes a reply of calls: what it also writes for text is cut off."""
+        """Return how the template writes a reply of calls, without what it also writes for text."""
         calls = [evolve(call, id=_LONGER + call.id) for call in calls]
         text = self.text([_USER, Message("assistant", calls=tuple(calls))], _TOOLS, habits)
         plain = self.text([_USER, Message("assistant", _SAID)], _TOOLS, habits)
@@ -171,84 +169,57 @@ class _Probe:
 
 
 def _is_ours(markers: str) -> bool:
-    """Whether a part of the calls that were rendered, such as an id, stands in what should be markers."""
+    """Whether a part of the rendered calls, such as an id, is in what should be markers."""
     return "qz" in markers or any(nine(_LONGER + call.id) in markers for call in _CALLS)
 
 
 def _surround(tags: Sequence[str], plain: str) -> bool:
-    """Whether two tags stand around a text without reasoning, too, as they do around any message.
-
-    An empty thought in front of it, or the end of one, is how some templates say that there is none.
-    """
+    """Whether two tags also surround a text without reasoning; empty thoughts before it do not count."""
     before, _, after = plain.rpartition(_USER.content)[2].partition(_SAID)
     before = before.rstrip().removesuffix(tags[1]).rstrip().removesuffix(tags[0])
     return any(tag in before + after for tag in tags)
 
 
 def _reads_back(syntax: CallSyntax, one: str, two: str) -> bool:
-    """Whether a parser finds the calls in what the template wrote."""
     made = ReplyFormat("derived", calls=syntax)
     for text, calls in ((one, _CALLS[:1]), (two, _CALLS)):
         if not text:
             continue
         parser = ReplyParser(made, tools=_TOOLS)
         said = collect([*parser.feed(text), *parser.finish()])
-        found = [(call.name, _decoded(call.arguments)) for call in said.calls]
+        found = [(call.name, json_value(call.arguments)) for call in said.calls]
         if said.content or found != [(call.name, json.loads(call.arguments)) for call in calls]:
             return False
     return True
 
 
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-# --- from the text of replies to a syntax ---
-
-
-def _syntaxes(one: str, two: str) -> Iterator[CallSyntax]:
-    """Yield what the format may be."""
-    for find in (_as_object, _as_named, _as_tagged):
-        found = find(one, two)
-        if found is not None:
-            yield found
-
-
 @frozen
 class _Around:
-    """What stands before the first call, between two, and behind the last; None for no second one."""
+    """What is before the first call, between two (None if there is one), and behind the last."""
 
     before: str
     between: str | None
     behind: str
 
     def syntax(self, **members: Any) -> CallSyntax:
-        """Tell apart what belongs to each call and what to all of them."""
+        """Separate what belongs to each call from what belongs to all."""
         if self.between is None:
             return CallSyntax(
                 open=self.before, close=self.behind, bare=not self.before.strip(), **members
             )
         before, between, behind = map(_atoms, (self.before, self.between, self.behind))
         n_open = _n_common(before[::-1], between[::-1])
-        between, own = _split(between, len(between) - n_open)
+        between, own = between[: len(between) - n_open], between[len(between) - n_open :]
         n_close = _n_common(behind, between)
-        close, rest = _split(behind, n_close)
         return CallSyntax(
             open="".join(own),
-            close="".join(close),
+            close="".join(behind[:n_close]),
             section_open="".join(before[: len(before) - n_open]),
-            section_close="".join(rest),
+            section_close="".join(behind[n_close:]),
             between="".join(between[n_close:]),
             bare=not self.before.strip(),
             **members,
         )
-
-
-def _split(atoms: list[str], at: int) -> tuple[list[str], list[str]]:
-    return atoms[:at], atoms[at:]
 
 
 def _atoms(text: str) -> list[str]:
@@ -261,7 +232,6 @@ def _n_common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _as_object(one: str, two: str) -> CallSyntax | None:
-    """Read calls as JSON objects that hold the name."""
     first = _object_with(one, _CALLS[0].name)
     if first is None:
         return None
@@ -286,7 +256,6 @@ class _Found:
 
 
 def _around(one: str, two: str, find: Callable[[str, str], _Found | None]) -> _Around:
-    """Return what stands around calls that `find` finds by their names."""
     names = [call.name for call in _CALLS]
     first = find(one, names[0])
     pair = [find(two, name) for name in names] if two else [None]
@@ -299,7 +268,6 @@ def _around(one: str, two: str, find: Callable[[str, str], _Found | None]) -> _A
 
 
 def _object_with(text: str, name: str) -> _Found | None:
-    """Return the JSON object that has the name as a value of its own."""
     at = text.find(json.dumps(name))
     start = text.rfind("{", 0, at) if at >= 0 else -1
     while start >= 0:
@@ -319,7 +287,6 @@ def _object_at(text: str, start: int) -> tuple[dict[str, Any] | None, int]:
 
 
 def _named_call(text: str, name: str) -> _Found | None:
-    """Return where a name and the JSON object behind it stand."""
     start = text.find(name)
     at = text.find("{", start) if start >= 0 else -1
     value, end = _object_at(text, at) if at >= 0 else (None, 0)
@@ -329,7 +296,6 @@ def _named_call(text: str, name: str) -> _Found | None:
 
 
 def _as_named(one: str, two: str) -> CallSyntax | None:
-    """Read calls as a name with JSON behind it."""
     found = _named_call(one, _CALLS[0].name)
     if found is None or not found.start:
         return None
@@ -340,7 +306,6 @@ _TAGGED: Final = re.compile(r"qzkeya(.*?)qzval[ac](.*?)qzkeyb(.*?)qzval[bd]", re
 
 
 def _tagged_call(text: str, name: str) -> _Found | None:
-    """Return where a name and its tagged arguments stand, up to the last value."""
     start = text.find(name)
     found = _TAGGED.search(text, start) if start >= 0 else None
     if found is None or found[1] != found[3]:
@@ -350,7 +315,6 @@ def _tagged_call(text: str, name: str) -> _Found | None:
 
 
 def _as_tagged(one: str, two: str) -> CallSyntax | None:
-    """Read calls as a name with each argument in tags."""
     found = _tagged_call(one, _CALLS[0].name)
     if found is None or not found.start:
         return None
@@ -361,13 +325,9 @@ def _as_tagged(one: str, two: str) -> CallSyntax | None:
     key_open = "".join(following[n_close:])
     if not (value_close.strip() and key_open.strip() and found.value["of"].strip()):
         return None
-    syntax = evolve(
-        around,
-        between=None if around.between is None else around.between.removeprefix(value_close),
-        behind=around.behind.removeprefix(value_close),
-    ).syntax(style="tagged")
-    return evolve(
-        syntax,
+    between = None if around.between is None else around.between.removeprefix(value_close)
+    return _Around(around.before, between, around.behind.removeprefix(value_close)).syntax(
+        style="tagged",
         after_name=found.value["after"].removesuffix(key_open),
         key_open=key_open,
         key_close=found.value["of"],

@@ -1,7 +1,6 @@
-"""Grammars of replies, in llguidance's Lark: the same record that drives the parser, forwards.
+"""Grammars of replies in llguidance's Lark, from the record that drives the parser.
 
-What a grammar forces is written as the model's template writes it. Markers that are special tokens
-stand in it as tokens, all others as text.
+They force what the model's template writes. Markers that are special tokens are tokens in them.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from attrs import frozen
 
 from uma_trio.text.chat import ToolChoice
 from uma_trio.text.replies.bodies import atoms
-from uma_trio.text.replies.channels import attribute
 from uma_trio.text.replies.format import CallSyntax
-from uma_trio.text.replies.literal_rules import LiteralRules
-from uma_trio.text.replies.literals import kinds_of
-from uma_trio.text.replies.notation import CLOSING
-from uma_trio.text.replies.part import part_of
+from uma_trio.text.replies.framed import attribute
+from uma_trio.text.replies.literals import CLOSING, kinds_of
+from uma_trio.text.schemas import part_of
 from uma_trio.text.shape import Shape
 from uma_trio.text.slices import json_text
 
@@ -33,9 +30,8 @@ _RESPONDED: Final = "<|close|>response<|sep|>"
 _ARGUED: Final = "<|close|>argument<|sep|>"
 _TYPES: Final = {"integer": "number"}  # what an argument's tag in a channel calls a schema's type
 _ID: Final = "/[A-Za-z0-9]{9}/"
-MAX_CALLS: Final = (
-    64  # in one reply: a model that does not stop by itself would call until max_tokens
-)
+#: In one reply: a model that does not stop by itself would call until max_tokens.
+MAX_CALLS: Final = 64
 
 Special = Callable[[str], int | None]
 """Returns the id of a marker that is one special token, which has no text; None for others."""
@@ -43,8 +39,6 @@ Special = Callable[[str], int | None]
 
 @frozen
 class Offer:
-    """A tool as a grammar needs it: its name and the schema that its arguments are held to."""
-
     name: str
     schema: Mapping[str, Any]
 
@@ -56,10 +50,7 @@ def grammar_of(
     special: Special,
     answer: str = _ANY_TEXT,
 ) -> str:
-    """Return the grammar of a reply that may, or must, call one of `offers`.
-
-    Where it need not call, `answer` is the grammar of a reply that does not; only any text may also precede calls.
-    """
+    """Return the grammar of a reply that may, or must, call one of `offers`; otherwise it is an `answer`."""
     writer = _Writer(syntax, special, beside_json=answer != _ANY_TEXT)
     bodies = " | ".join(f"body_{index}" for index in range(len(offers)))
     rules = [writer.body(index, offer) for index, offer in enumerate(offers)]
@@ -94,16 +85,13 @@ def grammar_of(
         if token is not None:
             rules.append(f"lead: TEXT <[{token}]>")
         else:
-            rules.append(f"lead[lazy]: TEXT {_quoted(trigger)}")
+            rules.append(f"lead[lazy]: TEXT {json_text(trigger)}")
         rules.append(f"start: TEXT | lead {tail} rest")
     return _HEAD + _TEXT + "\n".join(rules) + "\n"
 
 
 def answer_of(shape: Shape, style: Mapping[str, Any]) -> str | None:
-    """Return the grammar of an answer of a shape, JSON in a `style`, as a part of another grammar.
-
-    None for regular expressions and grammars, which cannot stand in another one.
-    """
+    """Return the grammar of an answer as a part of another; None if its kind cannot be one."""
     if shape.kind == "schema":
         schema = {**json.loads(shape.text), "x-guidance": style}
         return f"%json {json_text(schema)}"
@@ -118,14 +106,12 @@ def answer_in_frame(syntax: CallSyntax, answer: str, special: Special) -> str:
 
 
 class _Writer:
-    """Writes rules of one syntax."""
-
     def __init__(self, syntax: CallSyntax, special: Special, *, beside_json: bool = False) -> None:
         self._syntax, self._special, self._beside_json = syntax, special, beside_json
         self.literals = LiteralRules(syntax, self.marker)
 
     def marker(self, text: str) -> str:
-        """Write a marker: special tokens as tokens, the rest as text."""
+        """Write special tokens as tokens, the rest as text."""
         parts: list[str] = []
         literal = ""
         for atom in _ATOM.findall(text):
@@ -138,7 +124,6 @@ class _Writer:
         return " ".join(part for part in [*parts, _literal(literal)] if part)
 
     def body(self, index: int, offer: Offer) -> str:
-        """Write the rule of a call of one tool."""
         syntax, name = self._syntax, f"body_{index}"
         if syntax.style == "tagged":
             return self._tagged(name, offer)
@@ -151,13 +136,14 @@ class _Writer:
         if syntax.style == "object" and syntax.bare and self._beside_json:
             return f"{name}: %json {json_text(self._whole_object(offer))}"
         if syntax.style == "object":
-            head = f"{{{_quoted(syntax.name_key)}: {_quoted(offer.name)}, {_quoted(syntax.arguments_key)}: "
+            head = f"{{{json_text(syntax.name_key)}: {json_text(offer.name)}, {json_text(syntax.arguments_key)}: "
             tail = _literal("}")
             if syntax.id_key:
-                tail = f"{_literal(f', {_quoted(syntax.id_key)}: {chr(34)}')} {_ID} {_literal(chr(34) + '}')}"
+                tail = f"{_literal(f', {json_text(syntax.id_key)}: {chr(34)}')} {_ID} {_literal(chr(34) + '}')}"
             return f"{name}: {_literal(head)} {arguments} {tail}"
         if syntax.style == "harmony":
-            return self._harmony_call(name, offer.name, arguments)
+            head = f"commentary to=functions.{offer.name} <|constrain|>json"
+            return f"{name}: {self.marker(f'<|channel|>{head}<|message|>')} {arguments}"
         if syntax.style == "channels":
             return self._channel_call(name, offer)
         called = _literal(offer.name)
@@ -173,7 +159,7 @@ class _Writer:
         """Return the schema of a whole call: where an object may stand as well, texts and JSON share no lexemes."""
         syntax = self._syntax
         arguments = part_of(offer.schema, offer.schema)
-        root = {"$defs": arguments.pop("$defs", {}), "x-guidance": arguments.pop("x-guidance", {})}
+        root = {key: arguments.pop(key, {}) for key in ("$defs", "x-guidance")}
         members = {syntax.name_key: {"const": offer.name}, syntax.arguments_key: arguments}
         if syntax.id_key:
             members[syntax.id_key] = {"type": "string", "pattern": f"^{_ID.strip('/')}$"}
@@ -187,21 +173,16 @@ class _Writer:
 
     def _tagged(self, name: str, offer: Offer) -> str:
         syntax = self._syntax
-        properties = offer.schema.get("properties")
-        required = offer.schema.get("required", ())
-        parts: list[str] = []
-        rules: list[str] = []
-        for number, (key, schema) in enumerate(
-            properties.items() if isinstance(properties, dict) else ()
-        ):
-            rule = f"{name}_{number}"
+
+        def argument(rule: str, key: str, schema: Any, rules: list[str]) -> str:
             is_text = isinstance(schema, dict) and schema.get("type") == "string"
             key_close = syntax.key_close if is_text else syntax.key_close_json or syntax.key_close
             opened = self.marker(syntax.key_open + key + key_close)
-            rules.append(f"{rule}: {opened} {self._value(rule, key, schema, offer.schema, rules)}")
-            parts.append(rule if key in required else f"{rule}?")
+            return f"{opened} {self._value(rule, key, schema, offer.schema, rules)}"
+
+        arguments, rules = _arguments(name, offer.schema, argument)
         head = self.marker(offer.name + syntax.after_name)
-        return "\n".join([f"{name}: {head} {' '.join(parts)}", *rules])
+        return "\n".join([f"{name}: {head} {arguments}", *rules])
 
     def _value(
         self, rule: str, key: str, schema: Any, whole: Mapping[str, Any], rules: list[str]
@@ -210,8 +191,7 @@ class _Writer:
         closer = self._syntax.value_close.replace("{}", key)
         schema = schema if isinstance(schema, dict) else {}
         if schema.get("type") != "string":
-            alone = {**part_of(whole, schema), "x-guidance": whole.get("x-guidance", {})}
-            return f"%json {json_text(alone)} {self.marker(closer)}"
+            return f"{_json(schema, whole)} {self.marker(closer)}"
         words = schema.get("enum")
         if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
             return f"({' | '.join(map(_literal, words))}) {self.marker(closer)}"
@@ -220,20 +200,12 @@ class _Writer:
         rules.append(f"{rule}_text[lazy]: TEXT {_literal(closer)}")
         return f"{rule}_text"
 
-    def _harmony_call(self, name: str, called: str, arguments: str) -> str:
-        head = self.marker(
-            f"<|channel|>commentary to=functions.{called} <|constrain|>json<|message|>"
-        )
-        return f"{name}: {head} {arguments}"
-
     def harmony(self, bodies: str, rules: list[str], choice: ToolChoice, answer: str) -> str:
-        """Write the grammar of a reply in harmony, its reasoning included."""
         if choice.mode == "required":
             return self._behind_thought(f"({bodies})", rules)
         return self._behind_thought(f"({bodies} | {self.marker(_FINAL)} {answer})", rules)
 
     def final(self, answer: str) -> str:
-        """Write the grammar of a framed reply without calls."""
         if self._syntax.style == "channels":
             return self._channels(f"{answer} {self.marker(_RESPONDED)}", [])
         if self._syntax.message_open:
@@ -241,45 +213,20 @@ class _Writer:
         return self._behind_thought(f"{self.marker(_FINAL)} {answer}", [])
 
     def _channel_call(self, name: str, offer: Offer) -> str:
-        """Write a call whose arguments stand in tags of their types."""
-        schema = offer.schema
-        properties = schema.get("properties")
-        rules: list[str] = []
-        parts: list[str] = []
-        for number, (key, part) in enumerate(
-            properties.items() if isinstance(properties, dict) else ()
-        ):
-            rule, closer = f"{name}_{number}", self.marker(_ARGUED)
-            kinds = sorted(kinds_of(part)) or ["string"]
-            forms: list[str] = []
-            for kind in kinds:
-                tag = self.marker(
-                    f'<|open|>argument key="{attribute(key)}" type="{_TYPES.get(kind, kind)}"<|sep|>'
-                )
-                forms.append(f"{tag} {self._argument(part, kind, schema)} {closer}")
-            rules.append(f"{rule}: {' | '.join(forms)}")
-            parts.append(rule if key in schema.get("required", ()) else f"{rule}?")
-        head = self.marker(f'<|open|>call tool="{attribute(offer.name)}" index="')
-        close = self.marker("<|close|>call<|sep|>")
-        body = f"{name}: {head} /[1-9][0-9]?/ {self.marker(chr(34) + '<|sep|>')} {' '.join(parts)} {close}"
-        return "\n".join([body, *rules])
+        def argument(_rule: str, key: str, schema: Any, _rules: list[str]) -> str:
+            start, forms = f'<|open|>argument key="{attribute(key)}" type="', list[str]()
+            for kind in sorted(kinds_of(schema)) or ["string"]:
+                tag = self.marker(f'{start}{_TYPES.get(kind, kind)}"<|sep|>')
+                value = _typed(schema, kind, offer.schema)
+                forms.append(f"{tag} {value} {self.marker(_ARGUED)}")
+            return " | ".join(forms)
 
-    def _argument(self, part: Any, kind: str, whole: Mapping[str, Any]) -> str:
-        """Write a value of one type: a text as it is, anything else as JSON."""
-        schema = part if isinstance(part, dict) else {}
-        words = schema.get("enum")
-        if kind == "string":
-            if isinstance(words, list) and words:
-                return f"({' | '.join(_literal(w) for w in words if isinstance(w, str) and w)})"
-            return "TEXT"
-        alone = {
-            **part_of(whole, {**schema, "type": kind}),
-            "x-guidance": whole.get("x-guidance", {}),
-        }
-        return f"%json {json_text(alone)}"
+        arguments, rules = _arguments(name, offer.schema, argument)
+        head = self.marker(f'<|open|>call tool="{attribute(offer.name)}" index="')
+        end, close = self.marker('"<|sep|>'), self.marker("<|close|>call<|sep|>")
+        return "\n".join([f"{name}: {head} /[1-9][0-9]?/ {end} {arguments} {close}", *rules])
 
     def channels(self, rules: list[str], bodies: str, choice: ToolChoice, answer: str) -> str:
-        """Write the grammar of a reply in channels, behind its reasoning."""
         more = f"(body){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
         opened, closed = self.marker("<|open|>tools<|sep|>"), self.marker("<|close|>tools<|sep|>")
         called = f"{opened} body {more} {closed}"
@@ -299,7 +246,6 @@ class _Writer:
     def frames(
         self, rules: list[str], offers: Sequence[Offer], choice: ToolChoice, answer: str
     ) -> str:
-        """Write the grammar of a reply in messages, behind its reasoning."""
         syntax = self._syntax
         opened, closed = self.marker(syntax.open), self.marker(syntax.close)
         has_name = "{}" in syntax.call_header
@@ -332,9 +278,150 @@ class _Writer:
         return _HEAD + _TEXT + "\n".join([*rules, start]) + "\n"
 
 
+def _arguments(
+    name: str, schema: Mapping[str, Any], write: Callable[[str, str, Any, list[str]], str]
+) -> tuple[str, list[str]]:
+    """Return the arguments of a schema in turn, and a rule for each, which `write` writes."""
+    parts: list[str] = []
+    rules: list[str] = []
+    for number, (key, part) in enumerate(_properties(schema).items()):
+        rule = f"{name}_{number}"
+        rules.append(f"{rule}: {write(rule, key, part, rules)}")
+        parts.append(rule if key in schema.get("required", ()) else f"{rule}?")
+    return " ".join(parts), rules
+
+
+def _typed(part: Any, kind: str, whole: Mapping[str, Any]) -> str:
+    """Write a value of one type: a text as it is, anything else as JSON."""
+    schema = part if isinstance(part, dict) else {}
+    if kind != "string":
+        return _json({**schema, "type": kind}, whole)
+    words = schema.get("enum")
+    if isinstance(words, list) and words:
+        return f"({' | '.join(_literal(w) for w in words if isinstance(w, str) and w)})"
+    return "TEXT"
+
+
+def _json(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
+    alone = {**part_of(whole, schema), "x-guidance": whole.get("x-guidance", {})}
+    return f"%json {json_text(alone)}"
+
+
 def _literal(text: str) -> str:
-    return _quoted(text) if text else ""
+    return json_text(text) if text else ""
 
 
-def _quoted(text: str) -> str:
-    return json_text(text)
+_DEPTH: Final = 8
+_NUMBER: Final = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,3})?/"
+_INTEGER: Final = "/-?(0|[1-9][0-9]{0,17})/"
+_PYTHON_TEXT: Final = r'/"([^"\\\n]|\\.)*"/' + r" | /'([^'\\\n]|\\.)*'/"
+
+
+class LiteralRules:
+    """Writes the rules of one syntax. `marker` writes a marker of the format."""
+
+    def __init__(self, syntax: CallSyntax, marker: Callable[[str], str]) -> None:
+        self._python = len(syntax.quote) == 1
+        self._quote = syntax.quote
+        self._behind_key = syntax.key_close
+        self._marker = marker
+        self._comma = '", "' if self._python else '","'
+        self._words = ("True", "False", "None") if self._python else ("true", "false", "null")
+
+    def common(self) -> list[str]:
+        quote = self._marker(self._quote)
+        if self._python:
+            text = [f"lit_text: {_PYTHON_TEXT}"]
+        elif quote.startswith("<["):
+            text = [f"lit_text: {quote} TEXT {quote}"]
+        else:
+            text = [f"lit_rest[lazy]: TEXT {quote}", f"lit_text: {quote} lit_rest"]
+        key = "lit_text" if self._python else "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
+        colon = '": "' if self._python else '":"'
+        words = " | ".join(map(_literal, self._words))
+        return [
+            *text,
+            f"lit_any: lit_text | {_NUMBER} | {words} | lit_list | lit_object",
+            f'lit_list: "[" (lit_any ({self._comma} lit_any)*)? "]"',
+            f"lit_pair: {key} {colon} lit_any",
+            f'lit_object: "{{" (lit_pair ({self._comma} lit_pair)*)? "}}"',
+            f"lit_argument: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {_literal(self._behind_key)} lit_any",
+        ]
+
+    def arguments(self, name: str, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """Return what is between the brackets of a call, and the rules for it."""
+        rules: list[str] = []
+        if not _properties(schema) and schema.get("additionalProperties") is not False:
+            return f"(lit_argument ({self._comma} lit_argument)*)?", rules
+
+        def key(word: str) -> str:
+            return _literal(word + self._behind_key)
+
+        return self._members(name, schema, key, rules, 0), rules
+
+    def _members(
+        self,
+        name: str,
+        schema: Mapping[str, Any],
+        key: Callable[[str], str],
+        rules: list[str],
+        depth: int,
+    ) -> str:
+        """Write members in the schema's order, with a rule for what follows a member, and one without."""
+        required = schema.get("required", ())
+        behind, first = '""', '""'
+        for number, (word, part) in reversed(list(enumerate(_properties(schema).items()))):
+            member, rest = f"{name}_{number}", f"{name}_{number}_rest"
+            rules.append(f"{member}: {key(word)} {self._value(member, part, rules, depth)}")
+            rules.append(f"{rest}: {behind}")
+            first = f"{member} {rest}" if word in required else f"({member} {rest} | {first})"
+            more = f"{self._comma} {member} {rest}"
+            behind = more if word in required else f"({more} | {rest})"
+        return first
+
+    def _value(self, name: str, schema: Any, rules: list[str], depth: int) -> str:
+        schema = schema if isinstance(schema, dict) else {}
+        words = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(words, list) and words and not any(isinstance(w, dict | list) for w in words):
+            return f"({' | '.join(map(self._word, words))})"
+        kind = schema.get("type")
+        if isinstance(kind, list) and kind:
+            kinds = [
+                self._value(f"{name}_{n}", {**schema, "type": each}, rules, depth)
+                for n, each in enumerate(kind)
+            ]
+            return f"({' | '.join(kinds)})"
+        simple = {
+            "string": "lit_text",
+            "integer": _INTEGER,
+            "number": _NUMBER,
+            "boolean": f"({_literal(self._words[0])} | {_literal(self._words[1])})",
+            "null": _literal(self._words[2]),
+        }
+        if kind in simple:
+            return simple[kind]
+        if kind == "array" and depth < _DEPTH:
+            item = self._value(f"{name}_item", schema.get("items"), rules, depth + 1)
+            return f'"[" ({item} ({self._comma} {item})*)? "]"'
+        if kind == "object" and _properties(schema) and depth < _DEPTH:
+            members = self._members(f"{name}_of", schema, self._inner_key, rules, depth + 1)
+            return f'"{{" {members} "}}"'
+        return {"array": "lit_list", "object": "lit_object"}.get(str(kind), "lit_any")
+
+    def _inner_key(self, word: str) -> str:
+        return _literal(f"{word!r}: " if self._python else f"{word}:")
+
+    def _word(self, value: Any) -> str:
+        if value is None or isinstance(value, bool):
+            return _literal(self._words[(True, False, None).index(value)])
+        if isinstance(value, str):
+            if self._python:
+                return f"({_literal(repr(value))} | {_literal(json_text(value))})"
+            quote = self._marker(self._quote)
+            return " ".join(part for part in (quote, _literal(value), quote) if part)
+        return _literal(json.dumps(value))
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - DeepSeek writes its markers with wide bars
-"""Formats of model families whose templates do not tell them, or not wholly."""
+"""Formats of model families whose templates do not show them, or not wholly."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from typing import Final, Literal
 
 from attrs import evolve, frozen
 
-from uma_trio.text.replies.channels import THOUGHT
 from uma_trio.text.replies.derive import Derived
 from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, ReplyFormat, Thought
+from uma_trio.text.replies.framed import CHANNEL_THOUGHT
 
 Ids = Literal["any", "nine", "numbered"]
 
 
 @frozen
 class Family:
-    """A family, known by what stands in its templates. `ids` is as in the template's habits.
-
-    Of framed replies `thought` are the markers around reasoning, which a template does not tell.
-    """
+    """A family, recognised by `marks`. `thought`: markers of reasoning in framed replies."""
 
     name: str
     marks: tuple[str, ...]
@@ -39,13 +36,16 @@ _PYTHON: Final = CallSyntax(
     key_close="=",
     quote='"',
 )
+_LFM: Final = evolve(
+    _PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"
+)
 FAMILIES: Final = (
     Family("harmony", ("<|channel|>", "<|message|>", "<|start|>"), CallSyntax(style="harmony")),
     Family(
         "kimi-k3",
         ("<|open|>", "<|close|>", "<|sep|>", "'call'"),
         CallSyntax(style="channels"),
-        thought=THOUGHT,
+        thought=CHANNEL_THOUGHT,
     ),
     Family(
         "muse",
@@ -97,12 +97,7 @@ FAMILIES: Final = (
         ),
         "numbered",
     ),
-    Family(
-        "mistral",
-        ("[TOOL_CALLS]", "[CALL_ID]"),
-        evolve(_MISTRAL, id_open="[CALL_ID]"),
-        "nine",
-    ),
+    Family("mistral", ("[TOOL_CALLS]", "[CALL_ID]"), evolve(_MISTRAL, id_open="[CALL_ID]"), "nine"),
     Family("mistral", ("[TOOL_CALLS]", "[ARGS]"), _MISTRAL, "nine"),
     Family(
         "mistral",
@@ -176,21 +171,9 @@ FAMILIES: Final = (
             close="<end_function_call>",
         ),
     ),
-    Family(
-        "lfm",
-        ("<|tool_call_start|>",),
-        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
-    ),
-    Family(
-        "lfm",
-        ("<|tool_list_start|>",),
-        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
-    ),
-    Family(
-        "lfm",
-        ("List of tools: [",),
-        evolve(_PYTHON, section_open="<|tool_call_start|>[", section_close="]<|tool_call_end|>"),
-    ),
+    Family("lfm", ("<|tool_call_start|>",), _LFM),
+    Family("lfm", ("<|tool_list_start|>",), _LFM),
+    Family("lfm", ("List of tools: [",), _LFM),
     Family(
         "granite",
         ("available_tools", "<|tool_call|>"),
@@ -203,10 +186,7 @@ FAMILIES: Final = (
 
 
 def format_of(derived: Derived, source: str) -> tuple[ReplyFormat, Ids]:
-    """Return the format of a model: what its template tells, else its family's, else a generic one.
-
-    And which ids its template wants.
-    """
+    """Return a model's format (its template's, its family's, or a generic one) and the ids it expects."""
     family = next((f for f in FAMILIES if all(mark in source for mark in f.marks)), None)
     if family is not None and family.calls.framed:
         return ReplyFormat(family.name, "built in", family.thought, family.calls), family.ids

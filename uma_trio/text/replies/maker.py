@@ -1,32 +1,84 @@
-"""Makes the events of a reply, and passes text on up to where something else begins."""
+"""The events of a reply, and what makes them: text is passed on up to where something else begins."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from uma_trio.text.chat import Tool
-from uma_trio.text.replies.events import (
-    Arguments,
-    CallEnd,
-    CallStart,
-    Content,
-    Event,
-    Reasoning,
-)
-from uma_trio.text.replies.literals import TEXT, json_of, kinds_of
-from uma_trio.text.replies.notation import Out, inside
+from attrs import frozen
+
+from uma_trio.text.chat import Call, Tool
+from uma_trio.text.replies.literals import TEXT, Out, inside, json_of, kinds_of
 from uma_trio.text.replies.source import Source, Steps
-from uma_trio.text.surrogates import in_utf8
+from uma_trio.text.slices import in_utf8
+
+
+@frozen
+class Content:
+    text: str
+
+
+@frozen
+class Reasoning:
+    text: str
+
+
+@frozen
+class CallStart:
+    """A call begins. `index` counts the calls of one reply from 0, `id` is unique in it."""
+
+    index: int
+    id: str
+    name: str
+
+
+@frozen
+class Arguments:
+    """The next piece of a call's arguments. Joined they are JSON, if the model wrote JSON."""
+
+    index: int
+    text: str
+
+
+@frozen
+class CallEnd:
+    """The arguments of a call are whole, or with `cut` the reply ended inside them."""
+
+    index: int
+    cut: bool = False
+
+
+Event = Content | Reasoning | CallStart | Arguments | CallEnd
+
+
+@frozen
+class Said:
+    content: str
+    reasoning: str
+    calls: tuple[Call, ...]
+
+
+def collect(events: Iterable[Event]) -> Said:
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[CallStart, list[str]]] = []
+    for event in events:
+        if isinstance(event, Content):
+            content.append(event.text)
+        elif isinstance(event, Reasoning):
+            reasoning.append(event.text)
+        elif isinstance(event, CallStart):
+            calls.append((event, []))
+        elif isinstance(event, Arguments):
+            calls[event.index][1].append(event.text)
+    made = tuple(Call(start.id, start.name, "".join(parts)) for start, parts in calls)
+    return Said("".join(content), "".join(reasoning), made)
 
 
 class Maker:
-    """The events of one reply, as they are made; it knows the request's tools.
-
-    `thinking` says whether what comes next is reasoning.
-    """
+    """The events of one reply, for a request's tools. `thinking`: what comes next is reasoning."""
 
     __slots__ = ("_ids", "_n", "_tools", "events", "thinking")
 
@@ -38,26 +90,21 @@ class Maker:
         self._tools = {tool.name: tool for tool in tools}
 
     def taken(self) -> list[Event]:
-        """Return the events since the last call."""
         events, self.events = self.events, []
         return events
 
     def text(self, text: str) -> None:
-        """Add text: reasoning, or content."""
         if text:
             self.events.append(Reasoning(text) if self.thinking else Content(text))
 
     def content(self, text: str) -> None:
-        """Add content."""
         if text:
             self.events.append(Content(text))
 
     def start(self, name: str, id: str = "") -> None:  # noqa: A002
-        """Begin a call, under the id that the model gave it, if it did."""
         self.events.append(CallStart(self._n, id or self._ids(), in_utf8(name)))
 
     def arguments(self, text: str) -> None:
-        """Go on with its arguments."""
         if text:
             self.events.append(Arguments(self._n, in_utf8(text)))
 
@@ -67,10 +114,7 @@ class Maker:
         through: Callable[[Out], Steps[bool]],
         read: Callable[[str, frozenset[str]], str] = json_of,
     ) -> Steps[bool]:
-        """Add an argument of one of these kinds, whose text `through` reads up to its closing tag.
-
-        `read` returns the JSON of a text, and which kinds it may be. False if the reply ended in it; then its JSON is left open.
-        """
+        """Add an argument of these kinds, whose text `through` reads; false if the reply ended in it."""
         if kinds == TEXT:
             self.arguments('"')
             whole = yield from through(lambda text: self.arguments(inside(text)))
@@ -83,20 +127,18 @@ class Maker:
         return whole
 
     def end(self, *, cut: bool) -> None:
-        """End it; `cut` says that its arguments are not whole."""
+        """End the call; `cut`: its arguments are not whole."""
         self.events.append(CallEnd(self._n, cut))
         self._n += 1
 
     def knows(self, name: str) -> bool:
-        """Whether there is such a tool."""
         return name in self._tools
 
     def kinds(self, name: str, key: str) -> frozenset[str]:
-        """Return the types that an argument may have by its tool's schema; none if that does not say."""
+        """Return the types that an argument may have by its tool's schema; none if unknown."""
         return kinds_of(self.schema(name, key))
 
     def schema(self, name: str, key: str) -> Any:
-        """Return what a tool's schema says of an argument; None if that is nothing."""
         tool = self._tools.get(name)
         properties: Any = {} if tool is None else tool.parameters.get("properties")
         return properties.get(key) if isinstance(properties, dict) else None
@@ -105,10 +147,9 @@ class Maker:
 def pass_on(
     source: Source, maker: Maker, triggers: tuple[str, ...], *, trims: bool = True
 ) -> Steps[str]:
-    """Pass text on up to one of `triggers`, and return it; "" at the end of the reply.
+    """Pass on text up to one of `triggers`, and return it, unread; "" at the end of the reply.
 
-    The trigger is not read yet. With `trims` neither is the white space before it. What may be the
-    beginning of a trigger is text if the model ended the reply there, and dropped if it was cut off.
+    With `trims` the white space before it is not read either.
     """
     pattern = _before(triggers, trims)
     firsts = "".join({trigger[0] for trigger in triggers})
@@ -116,11 +157,8 @@ def pass_on(
     while True:
         text, at = source.text, source.pos
         end = len(text)
-        found = None
-        if pattern is not None and (
-            (trims and text[-1:].isspace()) or any(map(text.__contains__, firsts))
-        ):
-            found = pattern.search(text, at)
+        may_begin = (trims and text[-1:].isspace()) or any(map(text.__contains__, firsts))
+        found = pattern.search(text, at) if pattern is not None and may_begin else None
         while found is not None:
             place = found.start(1)
             for trigger in triggers:
@@ -129,9 +167,7 @@ def pass_on(
                     source.pos = found.start()
                     return trigger
             rest = text[place:]
-            if any(
-                trigger.startswith(rest) for trigger in triggers
-            ):  # or nothing but space is there
+            if any(trigger.startswith(rest) for trigger in triggers):  # or only space is there
                 end = found.start()
                 break
             found = pattern.search(text, place + 1) if pattern is not None else None

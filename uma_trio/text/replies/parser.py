@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from uma_trio.text.chat import Tool
 from uma_trio.text.replies.bodies import Calls
-from uma_trio.text.replies.channels import channels
-from uma_trio.text.replies.events import Event
 from uma_trio.text.replies.format import ReplyFormat, Thought
-from uma_trio.text.replies.frames import Frames
-from uma_trio.text.replies.harmony import harmony
-from uma_trio.text.replies.maker import Maker, pass_on
+from uma_trio.text.replies.framed import Frames, channels, harmony
+from uma_trio.text.replies.maker import Event, Maker, pass_on
 from uma_trio.text.replies.source import Source, Steps, compact
 
 
 def new_id() -> str:
-    """Return an id of a call: nine letters and digits, which every family's template takes."""
+    """Return an id of nine letters and digits, which every family's template accepts."""
     return f"c{secrets.token_hex(4)}"
 
 
 class ReplyParser:
-    """Reads one reply of a model that writes by `format`.
+    """Reads one reply in a `format`.
 
-    How the text is cut into pieces changes nothing but how the events are cut. Text that is not what
-    the format expects comes back as :class:`Content`: nothing is lost but markers and the white
-    space around them, and nothing is raised. Once a call has begun, what follows up to its end is its
-    arguments, JSON or not. Arguments whose end has not come are never whole JSON. `thinking` says that
-    the prompt opened the reasoning already, `continued` that some of it stands there, so that white
-    space at the beginning is part of it. `tools` are those of the request: they tell texts from other
-    values where calls are tagged. Without `calls`, markers of calls are text.
+    How the text is cut into pieces only changes how events are cut. Unexpected text is :class:`Content`:
+    nothing is lost but markers and white space around them, and nothing raises. What follows the beginning
+    of a call is its arguments, JSON or not; without their end they are never whole JSON. The prompt may have
+    opened reasoning (`thinking`), with some of it (`continued`: white space at the beginning belongs to it).
+    The request's `tools` separate texts from other values in tags. Without `calls`, their markers are text.
     """
 
     __slots__ = ("_continued", "_format", "_maker", "_run", "_source")
@@ -66,7 +62,6 @@ class ReplyParser:
         return self._maker.thinking
 
     def feed(self, text: str) -> list[Event]:
-        """Take the next piece of the reply; return what it says for certain."""
         if not text:
             return []
         self._source.feed(text)
@@ -74,11 +69,7 @@ class ReplyParser:
         return self._maker.taken()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """Return what was held back; the reply is over, and nothing may be fed behind it.
-
-        If it was `cut`, by a bound or a stop string, what has begun like a call or a marker is dropped:
-        it would have become one. If the model ended it, that is text.
-        """
+        """Return what was held back. Half a call or marker is dropped if the reply was `cut`, else it is text."""
         self._source.ended = True
         self._source.cut = cut
         next(self._run, None)
@@ -95,10 +86,7 @@ class ReplyParser:
                 yield from source.peek()
         syntax = self._format.calls
         if syntax is not None and syntax.message_open:
-
-            def think() -> Steps[None]:
-                return self._think(thought or Thought("", ""), calls)
-
+            think = partial(self._think, thought or Thought("", ""), calls)
             yield from Frames(syntax, thought, source, maker, think).read(calls)
             return
         if calls is None:
@@ -110,10 +98,7 @@ class ReplyParser:
             yield from calls.read()
 
     def _think(self, thought: Thought, calls: Calls | None) -> Steps[None]:
-        """Read reasoning up to its closing marker, or to a call: models forget to close it then.
-
-        What stands in the middle of a line is talk about calls, unless it is a control token.
-        """
+        """Read reasoning up to its closing marker, or to a call: models forget to close it then."""
         source, maker = self._source, self._maker
         continued = self._continued and maker.thinking
         maker.thinking = True
@@ -130,6 +115,7 @@ class ReplyParser:
                 maker.thinking = False
                 yield from source.take(compact(found))
                 yield from source.peek()
+            # In the middle of a line anything but a control token is talk about calls.
             elif calls is not None and (found.startswith("<|") or source.begins_line()):
                 yield from calls.read()
             else:

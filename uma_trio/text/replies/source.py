@@ -1,10 +1,12 @@
-"""The text of a reply as it comes, for readers that are generators: they yield where they need more."""
+"""The text of a reply as it comes, for readers that are generators: they yield when they need more."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
 from typing import Final, TypeVar
+
+from attrs import define
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
@@ -16,31 +18,27 @@ _SCALAR_END: Final = re.compile(r"[\s,}\]:]")
 
 
 def compact(marker: str) -> str:
-    """Return a marker without its white space, as `Source.fits` takes it."""
+    """Return a marker without its white space, as `fits` expects it."""
     return "".join(marker.split())
 
 
+@define(eq=False)
 class Source:
-    """What has come of a reply: `text` from `pos` on is not read yet.
+    """The received text of a reply, read up to `pos`.
 
-    Text before `pos` is dropped with the next piece, unless it is `kept` because it may have to be
-    read in another way. `ended` says that there is no more, `cut` that something other than the model
-    ended it, so that a half marker at the end is one. `short` is set where a reader asked for more
-    than there is; readers clear it.
+    Text before `pos` is dropped with the next piece, unless it is `kept` to be read in another way. `ended`
+    means that there is no more, `cut` that the model did not end it, so that a half marker at the end is
+    one. `short` is set where a reader needed more than there is; readers clear it.
     """
 
-    __slots__ = ("cut", "ended", "kept", "pos", "short", "text")
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.pos = 0
-        self.kept = False
-        self.ended = False
-        self.cut = False
-        self.short = False
+    text: str = ""
+    pos: int = 0
+    kept: bool = False
+    ended: bool = False
+    cut: bool = False
+    short: bool = False
 
     def feed(self, piece: str) -> None:
-        """Take the next piece."""
         if self.kept:
             self.text += piece
         else:
@@ -48,12 +46,10 @@ class Source:
             self.pos = 0
 
     def drop(self) -> None:
-        """Drop what was read."""
         self.text = self.text[self.pos :]
         self.pos = 0
 
     def keep(self) -> None:
-        """Keep everything from here on."""
         self.drop()
         self.kept = True
 
@@ -70,11 +66,10 @@ class Source:
         return not self.ended
 
     def drop_rest(self) -> None:
-        """Read everything that is left; it is nobody's text."""
         self.pos = len(self.text)
 
     def first(self) -> Steps[str]:
-        """Return the next character that is no white space, "" at the end; nothing is read."""
+        """Return the next character that is no white space, "" at the end, without reading."""
         while True:
             found = _NOT_SPACE.search(self.text, self.pos)
             if found is not None:
@@ -93,38 +88,32 @@ class Source:
             if not (yield from self.more()):
                 return ""
 
-    def take(self, marker: str) -> Steps[bool]:
-        """Skip a compact `marker`, with any white space before and in it, if it stands here.
-
-        What there is of a marker that the reply was cut off in is skipped, too.
-        """
-        while True:
-            end = fits(self.text, self.pos, marker)
-            if end is not None:
-                if end >= 0:
-                    self.pos = end
-                return end >= 0
+    def _end_of(self, marker: str) -> Steps[int | None]:
+        while (end := fits(self.text, self.pos, marker)) is None:
             if not (yield from self.more()):
-                if self.cut:
-                    self.drop_rest()
-                return False
+                return None
+        return end
+
+    def take(self, marker: str) -> Steps[bool]:
+        """Skip a compact `marker`, and white space in and before it; also half of one in a reply cut off."""
+        end = yield from self._end_of(marker)
+        if end is None and self.cut:
+            self.drop_rest()
+        elif end is not None and end >= 0:
+            self.pos = end
+        return end is not None and end >= 0
 
     def stands(self, marker: str) -> Steps[bool]:
-        """Whether a compact `marker` stands here, with any white space before and in it."""
-        while True:
-            end = fits(self.text, self.pos, marker)
-            if end is not None:
-                return end >= 0
-            if not (yield from self.more()):
-                return False
+        end = yield from self._end_of(marker)
+        return end is not None and end >= 0
 
     def begins_line(self) -> bool:
-        """Whether there is a line end in the white space that stands here."""
+        """Whether the white space at `pos` has a line end."""
         found = _NOT_SPACE.search(self.text, self.pos)
         return "\n" in self.text[self.pos : None if found is None else found.start()]
 
     def through(self, char: str) -> str:
-        """Read up to the next `char`, which must have come, and it too."""
+        """Read up to and with the next `char`, which must have come."""
         start, self.pos = self.pos, self.text.index(char, self.pos) + 1
         return self.text[start : self.pos]
 
@@ -143,51 +132,43 @@ class Source:
                 return None
 
     def through_text(self, closer: str, out: Callable[[str], object]) -> Steps[bool]:
-        """Read a text up to `closer`, passing it on as it comes, and that; false if it does not come."""
+        """Pass on a text up to `closer`, and read that; false if it does not come."""
         while True:
             place = self.text.find(closer, self.pos)
             end = place if place >= 0 else max(self.pos, len(self.text) - begun(self.text, closer))
-            if end > self.pos:
-                out(self.text[self.pos : end])
-                self.pos = end
+            out(self.text[self.pos : end])
+            self.pos = end
             if place >= 0:
                 self.pos += len(closer)
                 return True
             if not (yield from self.more()):
-                if not self.cut and self.pos < len(self.text):
-                    out(self.text[self.pos :])
+                out("" if self.cut else self.text[self.pos :])
                 self.drop_rest()
                 return False
 
     def value(self, out: Callable[[str], object]) -> Steps[bool]:
-        """Read a JSON value, passing its text on as it comes; false if the reply ends in it.
-
-        Only strings and nesting are looked at: whether it is JSON is for whoever decodes it.
-        """
+        """Pass on a JSON value as it comes, by strings and nesting only; false if the reply ends in it."""
         first = yield from self.peek()
         if first and first not in '"{[':
             return (yield from self._scalar(out))
         nesting = (0, False)
         while True:
             end, nesting, whole = _scan(self.text, self.pos, nesting)
-            if end > self.pos:
-                out(self.text[self.pos : end])
-                self.pos = end
+            out(self.text[self.pos : end])
+            self.pos = end
             if whole:
                 return True
             if not (yield from self.more()):
-                if self.pos < len(self.text):
-                    out(self.text[self.pos :])
-                    self.pos = len(self.text)
+                out(self.text[self.pos :])
+                self.drop_rest()
                 return False
 
     def _scalar(self, out: Callable[[str], object]) -> Steps[bool]:
         while True:
             found = _SCALAR_END.search(self.text, self.pos)
             end = len(self.text) if found is None else found.start()
-            if end > self.pos:
-                out(self.text[self.pos : end])
-                self.pos = end
+            out(self.text[self.pos : end])
+            self.pos = end
             if found is not None:
                 return True
             if not (yield from self.more()):
@@ -195,10 +176,7 @@ class Source:
 
 
 def _scan(text: str, at: int, nesting: tuple[int, bool]) -> tuple[int, tuple[int, bool], bool]:
-    """Return how far a string, object or array goes, how it is nested there, and if that is its end.
-
-    `nesting` is how deep the text at `at` is, and whether it is inside a string.
-    """
+    """Return how far a JSON value goes, its state there (depth, inside a string), and if that is its end."""
     depth, inside = nesting
     while True:
         found = (_INSIDE if inside else _OUTSIDE).search(text, at)
@@ -225,10 +203,7 @@ def begun(text: str, marker: str) -> int:
 
 
 def fits(text: str, at: int, marker: str) -> int | None:
-    """Return where a compact `marker` ends that stands at `at`, white space aside.
-
-    -1 if it does not stand there, None if the text ends before that is certain.
-    """
+    """Return where a compact `marker` at `at` ends; -1 if it does not fit, None if that is not certain."""
     end = len(text)
     for char in marker:
         while at < end and text[at].isspace():
