@@ -378,6 +378,23 @@ async def test_options_that_ask_for_nothing_are_taken(autojump_clock: MockClock)
         assert answer.lines[-1]["done"]
 
 
+async def test_the_documented_example_of_all_options_is_taken(
+    autojump_clock: MockClock,
+) -> None:
+    """As in Ollama's API documentation, "Generate request (With options)"; what has no effect is named."""
+    options = {
+        "num_keep": 5, "seed": 42, "num_predict": 10, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "typical_p": 0.7,
+        "repeat_last_n": 33, "temperature": 0.8, "repeat_penalty": 1.2, "presence_penalty": 1.5, "frequency_penalty": 1.0,
+        "penalize_newline": True, "stop": ["user:"], "numa": False, "num_ctx": 1024, "num_batch": 2,
+        "num_gpu": 1, "main_gpu": 0, "use_mmap": True, "num_thread": 8,
+    }  # fmt: skip
+    async with http_house() as daemon:
+        body = {**PROMPT, "stream": False, "options": options}
+        answer = await daemon.ask("POST", GENERATE, body)
+        assert answer.status == 200
+        assert "options.typical_p" in answer.headers["x-uma-ignored"]
+
+
 async def test_a_key_and_a_stopping_daemon_are_told_of(autojump_clock: MockClock) -> None:
     """401 and 503, as a sentence."""
     async with http_house(keys=(b"secret",)) as daemon:

@@ -48,7 +48,8 @@ OPTIONS: Final[tuple[Field, ...]] = (
         "the longest answer in tokens, limited to the free room in the context; 0 and below: the room",
         default="-1",
     ),
-    refused("typical_p", _OTHER_SAMPLERS, 0, 0.0, 1, 1.0),
+    # Ollama's documented example of all options has it at 0.7; refused, the first call that people copy would fail.
+    *ignored("typical_p", note=_OTHER_SAMPLERS),
     refused("tfs_z", _OTHER_SAMPLERS, 0, 0.0, 1, 1.0),
     refused("mirostat", _OTHER_SAMPLERS, 0, 0.0),
     *ignored("mirostat_tau", "mirostat_eta", "penalize_newline", note="without mirostat"),
