@@ -55,11 +55,8 @@ def checked(header: GgufHeader, *, n_ctx: int, n_slots: int, threads: int, kv_ty
     return kv_type
 
 
-def uses_streams(
-    layout: str, header: GgufHeader, *, n_ctx: int, n_slots: int, kv_type: str, flash: int
-) -> bool:
+def uses_streams(layout: str, header: GgufHeader, *, n_ctx: int, n_slots: int, flash: int) -> bool:
     """Return whether each slot gets a stream of the KV cache. Raises :class:`ModelError` if `layout` asks in vain."""
-    del kv_type
     can = attention_only(header) and not sliding_window(header)
     if layout == "streams" and not can:
         raise ModelError(

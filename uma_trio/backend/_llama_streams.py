@@ -36,9 +36,6 @@ class StreamMemory:
     Same verbs as :class:`._llama_memory.CacheMemory`. Every id is the caller's to check (:meth:`check`).
     """
 
-    #: Positions of a sequence lie one behind the other, so there is nothing to move and no mark that others pay for.
-    kept: Final = 0
-
     def __init__(self, context: int, memory: int, *, n_slots: int, cells: int) -> None:
         self._context = context
         self._memory = memory
@@ -82,7 +79,8 @@ class StreamMemory:
 
     def placed(self, slots: IntArray, positions: IntArray) -> None:
         """Note that llama.cpp computed such a batch."""
-        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+        last = dict(zip(slots.tolist(), positions.tolist(), strict=True))  # positions ascend
+        for slot, position in last.items():
             holder = self._holders[slot]
             holder.length = position + 1
             self._filled[holder.stream] = max(self._filled[holder.stream], holder.length)

@@ -120,10 +120,9 @@ class LlamaBackend:
         self.model = info
         limits = _limits(context, info, n_slots, whole_cache=whole_cache)
         self.vocabulary = vocabulary  # which keeps the weights alive
-        cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
-        self._cache = cache
+        self._cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
         threads = int(llama.llama_n_threads(context))
-        self.description = described(system_info(), placement, threads, cache)
+        self.description = described(system_info(), placement, threads, self._cache)
         self._compute = Compute(gpu=placement.on_gpu)
         self._flag: Any = None  # while the next decode, or the running one, may be interrupted
         self._kv = _memory(context, limits, keeps_high_water=keeps_high_water)
@@ -190,9 +189,7 @@ class LlamaBackend:
             measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
             if flash_is_faster(subject(header, kv_type, threads), measure):
                 flash = FLASH_ON
-        streams = uses_streams(
-            kv_layout, header, n_ctx=n_ctx, n_slots=n_slots, kv_type=kv_type, flash=flash
-        )
+        streams = uses_streams(kv_layout, header, n_ctx=n_ctx, n_slots=n_slots, flash=flash)
         n_slots += 0 if streams else scratch_slots
         wide = n_batch is None and placement.all_on_gpu and flash != FLASH_OFF
         spare = 0 if streams else spare_sequences(n_slots)
