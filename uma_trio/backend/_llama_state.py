@@ -59,7 +59,6 @@ class SequenceState:
         """Read what llama.cpp wrote of a sequence of `n_cells` positions. Raises :class:`NotUnderstood`."""
         magic, _, streams = _HEAD.unpack_from(data.data)
         counts, at = [], _HEAD.size
-        meta = None
         for _ in range(streams):
             (count,) = struct.unpack_from("<I", data.data, at)
             at += 4

@@ -64,7 +64,7 @@ class StreamMemory:
     def prepare(self, slots: Iterable[int]) -> bool:
         """Give each slot a stream in which it can compute; False, and nothing has changed, without enough free ones."""
         in_want = self._in_want(slots)
-        if len(in_want) > self._free():
+        if in_want and len(in_want) > self._free():
             return False
         for slot in in_want:
             holder, stream = self._holders[slot], self._free_stream()

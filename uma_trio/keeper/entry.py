@@ -151,13 +151,6 @@ class Entry:
         return self.config.model_hidden or self.passing
 
     @property
-    def in_use(self) -> bool:
-        """Whether a request has it, or is about to."""
-        return self.waiting > 0 or (
-            self.deployment is not None and bool(self.deployment.served.uses)
-        )
-
-    @property
     def is_asked(self) -> bool:
         """Whether a request has it, or is about to: the time that it stays begins when that is over."""
         return self.waiting > 0 or (

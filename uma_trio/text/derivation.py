@@ -162,6 +162,7 @@ class Derivation:
         tools = [_TOOL] if self.tells_tools else []
         for name, chat in _answers():
             if time.monotonic() > until:
+                parallel = False  # not all shapes were tried: one call is what every template takes
                 break
             try:
                 prompt = template.render(chat, tools=tools, habits=self.habits)

@@ -136,8 +136,6 @@ def texts_in(value: Any) -> Iterator[str]:
 def unmarked(text: str, marks: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
     """Return `text` without `marks`, escaped or not, and the places of each of them."""
     places: dict[str, list[int]] = {mark: [] for mark in marks}
-    if not marks:
-        return text, places
     names = {f"{ord(mark):x}": mark for mark in marks}
     pieces = re.split(rf"([{''.join(marks)}])|\\+u({'|'.join(names)})", text)
     kept: list[str] = []

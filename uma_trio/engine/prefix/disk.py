@@ -165,7 +165,6 @@ class PrefixDisk:
         self._log = log.get("prefix")
         self.byte_s = _FIRST_BYTE_S
         self.written = 0
-        self.failures = 0
         self._threads = [threading.Thread(target=self._run, name="prefix disk", daemon=True)]
         for _ in range(_READERS):
             self._threads.append(
@@ -346,7 +345,6 @@ class PrefixDisk:
 
     def _lost(self, part: _Part) -> None:
         """Drop a page that cannot be read, and those behind it. Another daemon may just have evicted it."""
-        self.failures += 1
         with self._lock:
             page = self._index.pages.get(part.name)
             if page is not None:

@@ -88,7 +88,7 @@ class PageFolder:
 
     def hash(self, text: bytes) -> str:
         """Return a keyed hash, which tells those without the secret nothing."""
-        return blake2b(text, key=self._secret, digest_size=16).hexdigest()
+        return self._mac(text).hex()
 
     def name(self, page: bytes) -> str:
         """Return the name of the file of the page with this digest."""

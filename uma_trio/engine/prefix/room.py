@@ -45,7 +45,8 @@ class Room:
         if not len(self.leaves) or not self.backend.kv_shortage(slots, n_tokens):
             return
         for leaf in self._droppable():
-            self.level = max(self.level, self._worth(leaf))
+            if self.backend.limits.n_streams > 1:
+                self.level = max(self.level, self._worth(leaf))
             self.drop(leaf)
             if not self.backend.kv_shortage(slots, n_tokens):
                 break

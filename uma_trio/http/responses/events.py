@@ -158,8 +158,7 @@ class Events(Encoder):
             if self._so_far is not None:
                 more["timings"] = timings(self._so_far(self._n))
             return self._event(f"{self._name_of(grown.block)}.delta", {**self._at, **more})
-        self._number += 1
-        return self._deltas.fill(grown.text, self._number - 1)
+        return self._deltas.fill(grown.text, self._next_number())
 
     def _closed(self, closed: Closed) -> Part:
         long = len(closed.text) > SLICE or len(closed.tokens) > MUCH
