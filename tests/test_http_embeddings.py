@@ -190,6 +190,23 @@ async def test_ollamas_forms(autojump_clock: MockClock) -> None:
         assert rounded(older.json["embedding"]) == expected("b")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "answer"),
+    [
+        ("/api/embed", {"input": []}, {"embeddings": []}),
+        ("/api/embed", {"input": ""}, {"embeddings": []}),
+        ("/api/embeddings", {"prompt": ""}, {"embedding": []}),
+    ],
+)
+async def test_an_empty_input_of_ollamas_is_answered_with_nothing(
+    autojump_clock: MockClock, path: str, body: dict[str, Any], answer: dict[str, Any]
+) -> None:
+    """There it loads the model."""
+    async with http_house(encoders=encoders()) as daemon:
+        found = await daemon.ask("POST", path, {"model": "x", **body})
+        assert (found.status, found.json | answer) == (200, found.json)
+
+
 async def test_documents_are_answered_best_first(autojump_clock: MockClock) -> None:
     """With the numbers they came with, their texts if asked for, and no more than `top_n`."""
     async with http_house(encoders=encoders()) as daemon:
