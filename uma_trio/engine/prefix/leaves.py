@@ -8,7 +8,7 @@ from typing import Final
 from attrs import define, field
 
 from uma_trio.backend.base import Backend, IntArray
-from uma_trio.engine.prefix.pages import Page, common
+from uma_trio.engine.prefix.pages import Page, below_root, common
 from uma_trio.policy.fairness import Path
 
 #: A request that continues before the end of a leaf needs a copy of its stream, and the two hold two streams from then
@@ -39,7 +39,6 @@ class Leaf:
     used_at: float
     handle: int = -1
     called: bool = False
-    saved: int = 0
     page: Page | None = None
     cells: float = 0.0
     paid_s: float = 0.0
@@ -48,6 +47,11 @@ class Leaf:
     given_up: bool = False
     again_s: float = 0.0
     level: float = 0.0  # of Room, when it was used last
+
+    @property
+    def saved(self) -> int:
+        """The number of its tokens that are in pages."""
+        return 0 if self.page is None else self.page.end
 
     @property
     def unsaved(self) -> int:
@@ -107,10 +111,7 @@ class Leaves:
         page = leaf.page
         while page is not None and page.end > n:
             page = page.parent
-        leaf.page = (
-            page if page is not None and page.parent is not None else None
-        )  # the root is no page
-        leaf.saved = 0 if leaf.page is None else leaf.page.end
+        leaf.page = below_root(page)
         self._counted = False
 
     def recount(self) -> None:

@@ -89,6 +89,11 @@ class Page:
         return tuple(reversed(pages))
 
 
+def below_root(page: Page | None) -> Page | None:
+    """Return a page; None for the root of a trie, which has no tokens."""
+    return page if page is not None and page.parent is not None else None
+
+
 def common(one: IntArray, two: IntArray) -> int:
     """Return the length of the common prefix of two token sequences."""
     n = min(len(one), len(two))

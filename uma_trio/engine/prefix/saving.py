@@ -12,7 +12,7 @@ from uma_trio.backend.base import Backend, Saved
 from uma_trio.engine.prefix.disk import ModelDisk
 from uma_trio.engine.prefix.leaves import Leaf
 from uma_trio.engine.prefix.measured import CellTimes
-from uma_trio.engine.prefix.pages import Page
+from uma_trio.engine.prefix.pages import Page, below_root
 from uma_trio.engine.prefix.store import PageStore
 from uma_trio.engine.side import Ledger
 from uma_trio.policy.cost import CostModel, Work
@@ -266,7 +266,7 @@ class Saving:
             )
             if page is None:
                 break
-            leaf.page, leaf.saved = page, last
+            leaf.page = page
         self._offer(leaf)
 
     def _offer(self, leaf: Leaf) -> None:
@@ -352,8 +352,7 @@ class Saving:
             page = page.parent
         if page is not None and page.end - page.start < PAGE and n < len(leaf.tokens):
             page = page.parent
-        leaf.page = page if page is not None and page.parent is not None else None
-        leaf.saved = 0 if leaf.page is None else leaf.page.end
+        leaf.page = below_root(page)
 
     def _look_again(self, leaf: Leaf) -> None:
         """Find what has changed since the latest page of a leaf.
@@ -368,7 +367,7 @@ class Saving:
             there = trie.get(leaf.namespace, leaf.page, tokens)
             if there is None:
                 break
-            leaf.page, leaf.saved = there, there.end
+            leaf.page = there
 
     def worth_s(self, n: int) -> float:
         """Return what computing the first `n` tokens of a prompt takes, page by page.
