@@ -44,16 +44,6 @@ def busy_cpu_s() -> float:
     return (user + nice + system + irq + softirq + steal) * TICK_S
 
 
-def wake_ups(pid: int) -> int:
-    """Return how often the threads of `pid` that are alive now have gone to sleep, and so woken."""
-    found = 0
-    for task in (PROC / str(pid) / "task").iterdir():
-        for line in (task / "status").read_text().splitlines():
-            if line.startswith("voluntary_ctxt_switches"):
-                found += int(line.split()[1])
-    return found
-
-
 @dataclass(frozen=True)
 class Memory:
     """Proportional set size in MiB: private pages whole, shared ones by their share."""

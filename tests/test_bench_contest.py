@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -16,9 +15,7 @@ from benches.clients import NotServed
 from benches.contest import Row, System
 from benches.driver import Comparison, Table
 from benches.pace import Point
-from benches.scenes import many, micro, prefill
-from benches.scenes.builds import ratios
-from uma_trio.models import bundled_model
+from benches.scenes import micro
 from uma_trio.policy.deadline import deadline
 
 
@@ -68,7 +65,7 @@ def test_what_fails_is_a_row_and_not_the_end() -> None:
 
 def driven(comparison: Comparison) -> int:
     """Run a comparison as a scene and return the exit status."""
-    given = driver.load()["memory"].parser().parse_args(["--dry-run", "--seed", "1"])
+    given = driver.load()["agents"].parser().parse_args(["--dry-run", "--seed", "1"])
     return driver.compare("x", lambda _given, _here: comparison, given)
 
 
@@ -120,7 +117,7 @@ def test_the_command_lists_its_scenes(capsys: pytest.CaptureFixture[str]) -> Non
     """Each with the first sentence of what it says of itself; an unknown one is refused."""
     assert driver.main(["list"]) == 0
     said = capsys.readouterr().out
-    assert {"throughput", "storm", "prefill", "micro"} <= {
+    assert {"throughput", "storm", "agents", "micro"} <= {
         line.split(" ")[0] for line in said.split("\n")
     }
     assert driver.main(["lunch"]) == 2
@@ -140,17 +137,6 @@ def test_what_takes_too_long_is_left_out(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_target_is_a_bound_above_or_below(value: float, at_most: bool, word: str) -> None:
     """A slowdown must stay below its target, a rate above it."""
     assert word in contest.verdict("x", value, 1.5, at_most=at_most)
-
-
-def test_prompts_are_held_against_llama_cpp_of_the_same_repetition() -> None:
-    """A machine that changes between repetitions changes no share."""
-    rows: list[Row] = [
-        {"repetition": i, "case": "", "family": family, "prefill": rate}
-        for i, top, ours in ((0, 600.0, 540.0), (1, 300.0, 270.0))
-        for family, rate in ((prefill.CEILING, top), ("uma-trio", ours))
-    ]
-    found = contest.with_share(rows, "prefill", prefill.CEILING)
-    assert [r["share"] for r in found if r["family"] == "uma-trio"] == [0.9, 0.9]
 
 
 def test_all_programs_spin_alike_and_hear_nothing_of_our_options(
@@ -189,28 +175,18 @@ def test_without_matplotlib_there_is_a_word_instead_of_a_chart(
 
 
 DRY = {
-    "prefill": "--policies deadline --prompts 1",
-    "memory": "",
     "storm": "--caps 1.2 --no-baseline",
     "throughput": "--k 2 --gen-tokens 12",
     "speculation": "--n 1 2",
     "overhead": "--k 1 --gen-tokens 8",
     "agents": "--agents 2 --person",
     "bursts": "--sizes 2 --answer 8",
-    "goodput": "",
     "attacks": "--attacks multipleOf questions",
-    "lag": "--bodies 16,000\\ lists",
-}
-TOOLS = {
-    *("builds", "drafts", "micro", "figures", "record", "many", "schemas", "shapes", "soak"),
-    *("embeddings", "loading", "models", "needs", "structure", "token_path", "tuning", "upgrades"),
-    *("waits", "watchers"),
-    "fleet",  # three daemons and HAProxy, which tests/test_fleet.py has already
 }
 
 
 @pytest.mark.daemon
-@pytest.mark.parametrize("name", sorted({*driver.load()} - TOOLS))
+@pytest.mark.parametrize("name", sorted({*driver.load()} - {"micro"}))
 def test_each_scene_goes_the_whole_way_without_a_model(
     name: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,90 +212,6 @@ def test_the_longest_lag_is_exact_or_the_edge_of_its_step() -> None:
     assert beside.longest_lag(before, snapshot(60.0, 20, 22, 23)) == 5.5
     assert beside.longest_lag(before, snapshot(60.0, 20, 21, 23)) == 60.0
     assert beside.longest_lag(before, before) == 0.0
-
-
-@pytest.mark.daemon
-def test_many_requests_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that were answered, and those whose client gave up half way; nothing stays behind."""
-    assert driver.main(["many", "--requests", "400", "--connections", "32"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("392 answered, 8 given up by us, 0 wrong, 0 missing")
-
-
-def test_public_schemas_are_tried_with_their_instances(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What is refused, who gets through, and what structure adds to a tick."""
-    number = {"schema": {"type": "integer"}, "tests": [
-        {"valid": True, "data": 12}, {"valid": False, "data": "12"}, {"valid": False, "data": 1.5},
-    ]}  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps(number))
-    (tmp_path / "b.json").write_text(json.dumps({"schema": {"not": {}}, "tests": []}))
-    assert driver.main(["schemas", "--data", str(tmp_path), "--model", str(bundled_model())]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("1 of 2 schemas taken (50.0%)")
-    assert "valid instances accepted: 1 of 1; invalid ones: 0 of 2" in said
-
-
-@pytest.mark.daemon
-def test_two_builds_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each kind of work has a rate of both and the ratio; the same build beside itself will do."""
-    asked = ["builds", "--builds", "auto", "auto", "--pairs", "3", "--model", str(bundled_model())]
-    assert driver.main(asked) == 0
-    said = capsys.readouterr().out
-    assert [said.count(work) for work in ("| prompt", "| 1 stream", "| 8 streams")] == [1, 1, 1]
-
-
-@pytest.mark.daemon
-def test_a_daemon_outlives_who_ends_while_replacing_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """At each of the four steps; connections come meanwhile, and none is refused or cut."""
-    assert driver.main(["upgrades", "--what", "killed", "--times", "4", "--rate", "20"]) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert [column.strip() for column in said.split("|")[1:6]][::4] == ["killed", "0"]
-
-
-def test_a_build_that_is_twice_as_fast_has_the_ratio_two() -> None:
-    """Pairs are (seconds of the first, seconds of the second)."""
-    assert ratios([(1.0, 2.0), (2.0, 4.0), (1.0, 2.0)]) == (2.0, 2.0, 2.0)
-
-
-def test_decode_rates_with_a_schema_are_those_of_streams_that_keep_to_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Each case has its rate beside the free one's."""
-    asked = [
-        "structure",
-        "--no-model",
-        "--tick-ms",
-        "0.1",
-        "--rounds",
-        "1",
-        "--ticks",
-        "6",
-        "--model",
-    ]
-    assert driver.main([*asked, str(bundled_model())]) == 0
-    said = capsys.readouterr().out
-    assert [said.count(case) for case in ("wanted", "refused", "beside")] == [2, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("body", "right"),
-    [
-        (b'{"content":"ab","tokens_predicted":4}', True),
-        (b'{"content":"ab","tokens_predicted":3}', False),
-    ],
-)
-def test_an_answer_with_fewer_tokens_is_wrong(body: bytes, right: bool) -> None:
-    """As is any status but 200."""
-    head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n"
-    assert many.is_right(head % (b"200 OK", len(body)) + body) is right
-    assert not many.is_right(head % (b"429 Busy", len(body)) + body)
-    assert not many.is_whole(head % (b"200 OK", len(body)) + body[:-1])
-    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n"
-    assert not many.is_whole(chunked % (len(body), body))
-    assert many.is_whole(chunked % (len(body), body) + b"0\r\n\r\n")
-    assert many.is_right(chunked % (len(body), body) + b"0\r\n\r\n") is right
 
 
 def test_planning_counts_the_round_that_was_disturbed_least() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import json
 import os
 import socket
@@ -13,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from benches import contest, driver, reading, report, servers
+from benches import contest, driver, servers
 from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
 from benches.live import Endless, Live
 from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within
 from benches.processes import processes
 from benches.scenes import storm
-from uma_trio.policy.deadline import deadline
 from uma_trio.sockets.peers import peer_of
 
 SOLO = Pace(n=100, p50=8, p95=10, p99=12, worst=20, worst_startup=20, ttft=50, ttf5=80)
@@ -234,13 +232,6 @@ def test_a_quick_run_and_a_whole_one_are_bounded() -> None:
     assert whole.seconds * systems * whole.repetitions / 60 <= whole.minutes
 
 
-def test_who_asks_in_a_burst_has_a_slot() -> None:
-    """Nobody waits for a place: what is compared is how prompts are computed together."""
-    script = storm.script_of(asked("storm", "--bursts 4 16"))
-    assert script.slots == 16
-    assert script.bursts == (4, 16)
-
-
 def test_every_scene_fits_into_the_context() -> None:
     """No request may be refused for want of room."""
     script = storm.script_of(asked("storm", "--interactive 3 --paste"))
@@ -255,12 +246,6 @@ def systems(words: str, folder: Path | None = None) -> list[str]:
     script = storm.script_of(given)
     setup = servers.Setup(Path("m.gguf"), 2, script.cells, script.slots)
     return [s.name for s in storm.systems(setup, folder, given, script)]
-
-
-def tables(found: contest.Medians) -> list[str]:
-    """Return the tables that have something to say."""
-    made = [found.table(table.columns, table.count) for table in storm.TABLES]
-    return [text for text in made if text]
 
 
 def system(family: str, knob: str) -> contest.System:
@@ -298,27 +283,6 @@ def test_verdicts_name_targets_and_rivals() -> None:
     assert "decoders: no other server was measured" in lines
 
 
-def test_a_reader_who_starved_has_a_line_of_its_own() -> None:
-    """No token at all is worse than any ratio: it is told, and no rival."""
-    ours, peer = system(storm.OURS, "cap 2"), system(storm.PEER, "-b 2048")
-    rows: list[contest.Row] = [
-        {"family": ours.family, "knob": ours.knob, "case": "", "storm_n": 9, "storm_p95_x": 1.9,
-         "storm_prompts_s": 0.5},
-        {"family": peer.family, "knob": peer.knob, "case": "", "storm_n": 0},
-    ]  # fmt: skip
-    found = contest.Medians([ours, peer], rows)
-    (text,) = tables(found)
-    assert "| llama-server -kvu -b 2048 |   0 |" in text
-    assert any("no other server reaches that p95" in line for line in storm.verdicts(found))
-
-
-def test_a_table_shows_only_what_was_measured() -> None:
-    """A scene that was not played has no table, and n is beside every figure."""
-    (text,) = tables(medians((system(storm.OURS, "cap 2"), 1.9, 0.5)))
-    assert "| uma-trio cap 2 |" in text
-    assert "1.90" in text
-
-
 def test_each_cap_and_batch_is_a_system() -> None:
     """The knobs of the command line are what is compared; without peers there is only us."""
     words = "--caps 2 --batch 0 16 --no-flash 4"
@@ -336,106 +300,3 @@ def test_each_cap_and_batch_is_a_system() -> None:
         "uma-trio mine cap 2",
         "uma-trio cap 2",
     ]
-
-
-def test_the_step_of_the_defaults_is_the_longer_of_the_cap_and_the_reading_pace() -> None:
-    """Alone at 10 ms it is 40, at 50 it is 60; a reader who got nothing has no share of it."""
-    assert storm.by_step({"solo_p50": 10.0, "storm_p99": 44.0})[
-        "storm_p99_by_step"
-    ] == pytest.approx(1.1)
-    assert storm.by_step({"solo_p50": 50.0, "storm_p99": 66.0})[
-        "storm_p99_by_step"
-    ] == pytest.approx(1.1)
-    assert storm.by_step({"solo_p50": 50.0, "storm_n": 0}) == {}
-
-
-def test_a_part_that_is_left_out_makes_a_system_beside_the_caps() -> None:
-    """One for each part, at the default cap, whichever caps are compared."""
-    assert systems("--caps 3 --no-baseline --without guard stairs") == [
-        "uma-trio",
-        "uma-trio cap 3",
-        "uma-trio -guard cap 1.2",
-        "uma-trio -stairs cap 1.2",
-    ]
-
-
-def test_a_part_that_is_not_there_is_refused_with_those_that_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Nobody waits a minute for a daemon that does not start."""
-    with pytest.raises(SystemExit) as ended:
-        asked("storm", "--without gard")
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert "gard" in said
-    assert all(part in said for part in deadline.optional)
-
-
-def test_the_contract_without_a_part_is_not_judged_as_the_contract() -> None:
-    """Targets and caps are the whole contract's; what a part does is read in the tables."""
-    whole, part = system(storm.OURS, "cap 1.2"), system("uma-trio -guard", "cap 1.2")
-    peer = system(storm.PEER, "-b 4")
-    found = medians((whole, 1.1, 0.2), (part, 9.0, 0.6), (peer, 1.5, 0.1))
-    lines = list(storm.verdicts(found))
-    assert (
-        "uma-trio: storm, after the first 3 s: p95 / solo: 1.10 (target at most 1.2: met)" in lines
-    )
-    assert not any("-guard" in line or "9.00" in line for line in lines)
-    (text,) = tables(found)
-    assert "| uma-trio -guard cap 1.2 |" in text
-    assert {p.family for p in storm.points(found, "storm_p95_x", "storm_prompts_s")} == {
-        whole.family,
-        part.family,
-        peer.family,
-    }, "the chart joins what is of one family"
-
-
-@pytest.mark.daemon
-def test_a_daemon_without_its_guard_is_measured_and_has_no_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The whole way without a model: the policy that was named is the one that ran."""
-    monkeypatch.setattr(report, "OUT", tmp_path)
-    words = "storm --dry-run --processes --caps 1.2 --bursts 2 --no-baseline --without guard "
-    words += "--policies deadline,-stairs deadline --serve"
-    status = driver.main([*words.split(), "--playout-ms 0"])
-    (file,) = tmp_path.glob("storm-*.csv")
-    text = [line for line in file.read_text().splitlines() if not line.startswith("#")]
-    rows = {row["family"]: row for row in csv.DictReader(text)}
-    assert status == 0
-    assert set(rows) == {
-        "uma-trio",
-        "uma-trio --playout-ms 0",
-        "uma-trio deadline,-stairs",
-        "uma-trio -guard",
-    }
-    assert all(float(row["burst2_ttft_ms"]) > 0 for row in rows.values())
-    # Its scenes take 0.3 s: on a busy machine one daemon may end before it knows a reader's pace.
-    assert any(row["says_tick_limit_ms"] for row in rows.values())
-    assert not rows["uma-trio -guard"]["says_tick_limit_ms"]
-
-
-@pytest.mark.daemon
-def test_all_scenes_are_played_on_a_fake_model() -> None:
-    """The whole way, from a daemon that is started to the figures of a row."""
-    script = reading.Script(
-        solo_s=0.3,
-        storm_s=0.3,
-        newcomers_s=0.2,
-        decoders_s=0.3,
-        paste_s=0.2,
-        prompt_tokens=40,
-        paste_tokens=100,
-        stream_tokens=6000,
-    )
-    setup = servers.Setup(Path("fake"), 1, 1 << 16, script.slots)
-    with servers.fake_daemon(setup) as running:
-        found = reading.Scenes(running.wire, script, "1").play()
-        alone = pace([0.0], [[0.001 * i for i in range(50)]])
-        assert alone is not None
-        overtaken = reading.Scenes(running.wire, script, "2").overtaken(alone)
-    for name in ("storm_p95_x", "newcomer_x", "decoders_tokens_s", "paste_p95_x", "drift"):
-        assert found[name] is not None, name
-    assert overtaken["storm_p95_x"]
-    assert overtaken["storm_tokens_s"]
-    assert overtaken["storm_ttf5_x"] is None, "such a reader's beginning says nothing of the storm"

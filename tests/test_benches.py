@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from benches.clients import Answer, Dechunker, FramedWire, Job, SseWire, frame
 from benches.live import drive
 from benches.metered import Meter, Reading
 from benches.rates import end_to_end, steady
-from benches.scenes import foreign, overhead, throughput
+from benches.scenes import overhead, throughput
 from uma_trio_sim.latency import itl, median, percentile
 
 JOB = Job("a", "once upon", 2)
@@ -404,22 +403,3 @@ def test_the_ceiling_shares_one_kv_cache_and_our_threads() -> None:
     assert "--kv-unified" in command
     for flag, value in (("-t", "3"), ("-c", "2048"), ("-npl", "8"), ("-ntg", "128")):
         assert command[command.index(flag) + 1] == value
-
-
-def test_times_that_never_overlap_are_told_apart() -> None:
-    """The quicker ones are quicker always, and chance is no explanation."""
-    quick, slow = [float(n) for n in range(30)], [float(n) for n in range(30, 60)]
-    assert (foreign.auc(quick, slow), foreign.auc(slow, quick)) == (1.0, 0.0)
-    assert foreign.mann_whitney(quick, slow) == foreign.mann_whitney(slow, quick) < 1e-9
-
-
-def test_times_that_are_alike_are_not_told_apart() -> None:
-    """Of draws from one distribution as many are called different as the bound says."""
-    rng = random.Random(7)
-    found = [
-        foreign.mann_whitney(*([rng.lognormvariate(0, 1) for _ in range(40)] for _ in range(2)))
-        for _ in range(400)
-    ]
-    assert foreign.auc([1.0] * 5, [1.0] * 5) == 0.5
-    assert 0.02 < sum(p < 0.05 for p in found) / 400 < 0.09
-    assert sum(p < foreign.LEAST_P for p in found) <= 10

@@ -1,8 +1,8 @@
 """The constants of the deadline policy and of the cost model's learning, as one value.
 
 The cost model carries it (:attr:`uma_trio.policy.cost.CostModel.tuning`), and a trace has it in its header. So a
-tick is planned again with the constants that it was planned with, whatever today's are. `python -m benches tuning`
-halves and doubles each of them in simulations; docs/POLICY.md has the table.
+tick is planned again with the constants that it was planned with, whatever today's are. docs/POLICY.md
+has a table of what moved when each of them was halved and doubled in simulations.
 
 No tuning: what the contract promises (:class:`uma_trio.policy.state.Contract`), what is a fact of kernels,
 bounds that keep a disturbed machine from being believed (:mod:`uma_trio.policy.cost`), what decides about slots and
