@@ -41,7 +41,7 @@ setup-test:
 
 .PHONY: test
 test: setup-test
-	@$(BIN)/python -m compileall -q uma_trio protocol/uma_protocol sim/uma_trio_sim  # or each daemon would compile
+	@$(BIN)/python -m compileall -q uma_trio protocol/uma_protocol sim/uma_trio_sim cluster/uma_trio_cluster  # or each daemon would compile
 	-@$(BIN)/python scripts/foreign_server_tests.py --fetch  # without the archive, tests with its templates skip
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 

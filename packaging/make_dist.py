@@ -25,7 +25,7 @@ import setup as checkout
 
 DIST, TOOLS = ROOT / "dist", ROOT / "build" / "tools"
 LLAMA = ROOT / "packaging" / "llama"
-EVERY = (ROOT / "protocol", ROOT, ROOT / "sim", LLAMA)
+EVERY = (ROOT / "protocol", ROOT, ROOT / "sim", ROOT / "cluster", LLAMA)
 _NEEDED = ("build>=1.2", "twine>=6", "auditwheel>=6.1; sys_platform == 'linux'", "uv>=0.9")
 
 

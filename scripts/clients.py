@@ -21,7 +21,7 @@ from typing import Any
 from setup import CACHE, NODE, PYTHON, ROOT, uv_path
 from watched import Failed, watched
 
-sys.path[:0] = [str(ROOT / name) for name in ("tests", "", "sim")]
+sys.path[:0] = [str(ROOT / name) for name in ("tests", "", "sim", "cluster")]
 
 from sessions_kit import (  # noqa: E402 - it is found there
     CHECKED_OUT,

@@ -39,7 +39,7 @@ NODE_PACKAGE = "openai@^7"
 STAMP = VENV / "uma-trio-setup.json"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 LLAMA = "llama-cpp-python"
-OURS = ("protocol", "sim")  # distributions of their own beside uma-trio
+OURS = ("protocol", "sim", "cluster")  # distributions of their own beside uma-trio
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uma-trio"
 # What we compile is only what is loaded; the user's own CMAKE_ARGS come last and win.
 CMAKE_ARGS = (

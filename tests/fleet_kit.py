@@ -19,8 +19,8 @@ from typing import Any
 import trio
 from attrs import Factory, define
 
-from uma_trio.cli.cluster import cluster
-from uma_trio.cluster.runtime import NodeState, NotRunning, Runtime
+from uma_trio_cluster.commands.cluster import cluster
+from uma_trio_cluster.runtime import NodeState, NotRunning, Runtime
 
 PATIENCE_S = 30.0
 _HERE = Path(__file__).resolve().parent

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from fleet_kit import PROGRAM
 
-from uma_trio.cli.cluster import cluster
-from uma_trio.cluster.haproxy import IN_FLIGHT, Files, configuration, key_map, moves_at
-from uma_trio.cluster.nodes import MOST_NODES, Cluster, cluster_of, read, written
-from uma_trio.cluster.process import CannotRun, check, write
-from uma_trio.cluster.runtime import NotRunning, Runtime, pins_of, states_of
 from uma_trio.config.errors import ConfigError
 from uma_trio.sockets.address import parse_address
+from uma_trio_cluster.commands.cluster import cluster
+from uma_trio_cluster.haproxy import IN_FLIGHT, Files, configuration, key_map, moves_at
+from uma_trio_cluster.nodes import MOST_NODES, Cluster, cluster_of, read, written
+from uma_trio_cluster.process import CannotRun, check, write
+from uma_trio_cluster.runtime import NotRunning, Runtime, pins_of, states_of
 
 FOLDER = Path("/srv")
 THREE = {

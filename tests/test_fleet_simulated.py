@@ -13,14 +13,14 @@ from attrs import evolve
 
 pytest.importorskip("uma_trio_sim", reason="uma-trio[sim] is not installed")
 
-from uma_trio.cli.cluster import cluster
 from uma_trio.policy.deadline import deadline
-from uma_trio_sim.commands.fleet import FLAT, rows, scaled
-from uma_trio_sim.fleet.edge import Edge, Rules, full_knowledge
-from uma_trio_sim.fleet.fitting import fitted
-from uma_trio_sim.fleet.node import FluidNode, Job, Rates
-from uma_trio_sim.fleet.requests import BadTrace, TraceRequest, copies, made_up, read
-from uma_trio_sim.fleet.run import Machines, simulate
+from uma_trio_cluster.commands.cluster import cluster
+from uma_trio_cluster.simulation.edge import Edge, Rules, full_knowledge
+from uma_trio_cluster.simulation.fitting import fitted
+from uma_trio_cluster.simulation.node import FluidNode, Job, Rates
+from uma_trio_cluster.simulation.report import FLAT, rows, scaled
+from uma_trio_cluster.simulation.requests import BadTrace, TraceRequest, copies, made_up, read
+from uma_trio_cluster.simulation.run import Machines, simulate
 from uma_trio_sim.machine import Profile, built_in, gaussian
 from uma_trio_sim.simulation import LIMITS, Simulation
 from uma_trio_sim.world import SimulatedRequest

@@ -53,8 +53,8 @@ def test_the_packaged_llama_is_the_one_that_the_backend_is_for(
 
 @pytest.mark.parametrize(
     "folder",
-    [ROOT, ROOT / "protocol", ROOT / "sim"],
-    ids=["uma-trio", "uma-protocol", "uma-trio-sim"],
+    [ROOT, ROOT / "protocol", ROOT / "sim", ROOT / "cluster"],
+    ids=["uma-trio", "uma-protocol", "uma-trio-sim", "uma-trio-cluster"],
 )
 def test_links_of_a_readme_are_absolute_on_an_index(folder: Path) -> None:
     """There is no folder docs/ beside it there."""
@@ -69,12 +69,13 @@ def test_links_of_a_readme_are_absolute_on_an_index(folder: Path) -> None:
     )
 
 
-def test_the_simulator_is_of_the_version_of_the_engine_that_it_drives() -> None:
+@pytest.mark.parametrize("extra", ["sim", "cluster"])
+def test_a_plugged_in_distribution_has_the_version_of_the_daemon(extra: str) -> None:
     """One version wherever it is written: both distributions, the extra and the requirement."""
-    engine, simulator = project(ROOT)["project"], project(ROOT / "sim")["project"]
-    assert engine["version"] == simulator["version"]
-    assert simulator["dependencies"] == [f"uma-trio=={engine['version']}"]
-    assert engine["optional-dependencies"]["sim"] == [f"uma-trio-sim=={engine['version']}"]
+    daemon, plugged = project(ROOT)["project"], project(ROOT / extra)["project"]
+    assert daemon["version"] == plugged["version"]
+    assert plugged["dependencies"] == [f"uma-trio=={daemon['version']}"]
+    assert daemon["optional-dependencies"][extra] == [f"uma-trio-{extra}=={daemon['version']}"]
 
 
 def test_the_tag_of_a_wheel_is_the_newest_glibc_that_a_library_needs(

@@ -19,7 +19,7 @@ from uma_trio.cli import streams
 from uma_trio.cli.flags import plain
 from uma_trio.cli.output import CANNOT_WRITE, INTERRUPTED, OK, REFUSED, USAGE, complain
 from uma_trio.cli.prompt import mark_stdin
-from uma_trio.cli.verbs import SIMULATORS, VERBS
+from uma_trio.cli.verbs import EXTRAS, VERBS
 from uma_trio.config.errors import ConfigError
 
 #: Verbs whose plain command lines need no cyclopts.
@@ -140,7 +140,7 @@ def _status_of_usage(error: Exception) -> int | None:
     parser = sys.modules.get("uma_trio.cli.parser")  # only who was asked can complain
     if parser is None or not isinstance(error, parser.WrongArguments):
         return None
-    like_diff = error.verb in SIMULATORS
+    like_diff = EXTRAS.get(error.verb) == "sim"
     return REFUSED if like_diff else USAGE
 
 

@@ -14,7 +14,7 @@ from uma_trio import __version__
 from uma_trio.cli import foreign
 from uma_trio.cli.flags import ALL_OF, Parameter
 from uma_trio.cli.output import REFUSED, complain
-from uma_trio.cli.verbs import ABOUT, SIMULATORS, VERBS, module_of
+from uma_trio.cli.verbs import ABOUT, EXTRAS, VERBS, module_of
 
 
 class WrongArguments(Exception):
@@ -53,19 +53,20 @@ def __getattr__(verb: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_of(verb))
     except ModuleNotFoundError as error:
-        if verb in SIMULATORS and (error.name or "").startswith("uma_trio_sim"):
-            return _absent(verb)
+        extra = EXTRAS.get(verb)
+        if extra is not None and (error.name or "").startswith(f"uma_trio_{extra}"):
+            return _absent(verb, extra)
         raise AttributeError(verb) from error
     return declared(getattr(module, verb))
 
 
-def _absent(verb: str) -> Callable[..., Any]:
+def _absent(verb: str, extra: str) -> Callable[..., Any]:
     """Return what stands for a verb whose distribution is not installed."""
 
     def absent(
         *arguments: Annotated[str, cyclopts.Parameter(allow_leading_hyphen=True, show=False)],
     ) -> int:
-        complain(f"{verb} is not installed: pip install 'uma-trio[sim]'.")
+        complain(f"{verb} is not installed: pip install 'uma-trio[{extra}]'.")
         return REFUSED
 
     absent.__doc__ = VERBS[verb]

@@ -32,10 +32,12 @@ VERBS: Mapping[str, str] = {
     "completion": "Print the completion of commands and flags for a shell, or install it.",
     "demo": "Start a private daemon and watch four clients stream at once.",
 }
-#: Verbs of another distribution, which the extra `sim` installs.
-SIMULATORS = ("replay", "simulate")
+#: Verbs of other distributions, and the extra that installs each.
+EXTRAS: Mapping[str, str] = {"replay": "sim", "simulate": "sim", "cluster": "cluster"}
 
 
 def module_of(verb: str) -> str:
     """Return the name of the module that a verb is in."""
-    return f"uma_trio_sim.commands.{verb}" if verb in SIMULATORS else f"uma_trio.cli.{verb}"
+    if (extra := EXTRAS.get(verb)) is not None:
+        return f"uma_trio_{extra}.commands.{verb}"
+    return f"uma_trio.cli.{verb}"

@@ -8,10 +8,10 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from uma_trio_sim.fleet.edge import Edge, Place, Rules, full_knowledge
-from uma_trio_sim.fleet.node import Rates
-from uma_trio_sim.fleet.requests import BadTrace, TraceRequest, copies, made_up, read
-from uma_trio_sim.fleet.run import Machines, Result, simulate
+from uma_trio_cluster.simulation.edge import Edge, Place, Rules, full_knowledge
+from uma_trio_cluster.simulation.node import Rates
+from uma_trio_cluster.simulation.requests import BadTrace, TraceRequest, copies, made_up, read
+from uma_trio_cluster.simulation.run import Machines, Result, simulate
 
 _CHART: Final = 40  # characters of the longest bar
 _FULL: Final = "full knowledge"
@@ -114,7 +114,7 @@ def fleet(
 
 
 def _fitted(machine: str) -> Rates:
-    from uma_trio_sim.fleet.fitting import fitted
+    from uma_trio_cluster.simulation.fitting import fitted
     from uma_trio_sim.machine import TABLES, built_in, gaussian
 
     if machine not in TABLES:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from uma_trio.cluster.nodes import Node
+from uma_trio_cluster.nodes import Node
 
 _TIMEOUT_S: Final = 3.0
 _AT_ONCE: Final = 16

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from uma_trio.cluster.haproxy import Files, configuration, key_map
-from uma_trio.cluster.nodes import Cluster
+from uma_trio_cluster.haproxy import Files, configuration, key_map
+from uma_trio_cluster.nodes import Cluster
 
 _CHECK_S: Final = 30.0
 PROGRAM: Final = "haproxy"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from uma_trio.policy.deadline import deadline
-from uma_trio_sim.fleet.node import Rates
+from uma_trio_cluster.simulation.node import Rates
 from uma_trio_sim.machine import Profile
 from uma_trio_sim.simulation import Simulation
 from uma_trio_sim.world import SimulatedRequest

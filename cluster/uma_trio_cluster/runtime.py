@@ -14,8 +14,8 @@ from typing import Final
 
 from attrs import frozen
 
-from uma_trio.cluster.haproxy import server_words
-from uma_trio.cluster.nodes import Node
+from uma_trio_cluster.haproxy import server_words
+from uma_trio_cluster.nodes import Node
 
 _MOST_BYTES: Final = 64 << 20
 _TIMEOUT_S: Final = 5.0

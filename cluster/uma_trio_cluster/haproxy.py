@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
-from uma_trio.cluster.nodes import Cluster, Node
+from uma_trio_cluster.nodes import Cluster, Node
 
 #: A pin gives way when the best machine has so many times the headroom, in clusters of up to so many machines.
 #: Of many machines the best one is nearly idle at any time. Simulated: docs/CLUSTER.md.

@@ -7,8 +7,8 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from uma_trio.cluster.haproxy import MOVES_WAITING, moves_at
-from uma_trio_sim.fleet.node import FluidNode, Job
+from uma_trio_cluster.haproxy import MOVES_WAITING, moves_at
+from uma_trio_cluster.simulation.node import FluidNode, Job
 
 STALE_S: Final = 0.5
 

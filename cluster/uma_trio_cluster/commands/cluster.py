@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +13,13 @@ from attrs import asdict, frozen
 from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, REFUSED, USAGE, Trouble, complain, console, print_json
-from uma_trio.cluster import nodes as nodes_file
-from uma_trio.cluster import process
-from uma_trio.cluster.haproxy import Files
-from uma_trio.cluster.nodes import Cluster, cluster_of
-from uma_trio.cluster.probing import probe_all
-from uma_trio.cluster.runtime import NotDone, NotRunning, Runtime
 from uma_trio.sockets.address import parse_address
+from uma_trio_cluster import nodes as nodes_file
+from uma_trio_cluster import process
+from uma_trio_cluster.haproxy import Files
+from uma_trio_cluster.nodes import Cluster, cluster_of
+from uma_trio_cluster.probing import probe_all
+from uma_trio_cluster.runtime import NotDone, NotRunning, Runtime
 
 Action = Literal["init", "check", "up", "status", "drain", "add", "remove", "down", "simulate"]
 _START_S: Final = 10.0
@@ -294,17 +293,18 @@ def _remove(asked: _Asked) -> None:
 
 
 def _simulate(names: tuple[str, ...], **flags: Any) -> int:
-    try:
-        simulator = importlib.import_module("uma_trio_sim.commands.fleet")
-    except ModuleNotFoundError:
-        complain("cluster simulate is not installed: pip install 'uma-trio[sim]'.")
-        return REFUSED
+    from uma_trio_cluster.simulation import report
+    from uma_trio_cluster.simulation.requests import BadTrace
+
     if not all(name.isdigit() and 0 < int(name) <= _MOST_SIMULATED for name in names):
         complain(f"Give numbers of machines from 1 to {_MOST_SIMULATED}.")
         return USAGE
     try:
-        console().print(simulator.fleet([int(name) for name in names], **flags))
-    except (OSError, ValueError, simulator.BadTrace) as error:
+        console().print(report.fleet([int(name) for name in names], **flags))
+    except ModuleNotFoundError:
+        complain("--machine is not installed: pip install 'uma-trio[sim]'.")
+        return REFUSED
+    except (OSError, ValueError, BadTrace) as error:
         complain(f"Nothing is simulated: {error}.")
         return REFUSED
     return OK

@@ -9,9 +9,9 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from uma_trio_sim.fleet.edge import Place
-from uma_trio_sim.fleet.node import FluidNode, Job, Rates
-from uma_trio_sim.fleet.requests import BLOCK, TraceRequest
+from uma_trio_cluster.simulation.edge import Place
+from uma_trio_cluster.simulation.node import FluidNode, Job, Rates
+from uma_trio_cluster.simulation.requests import BLOCK, TraceRequest
 
 _AWAY_S: Final = 60.0  # from a death until the machine is there again, with an empty cache
 
