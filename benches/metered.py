@@ -150,7 +150,7 @@ def serve_on(backend: Backend, config: Config) -> None:
 
 def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     from uma_trio.backend.base import Overlap, nothing
-    from uma_trio.backend.fake import FakeBackend
+    from uma_trio_sim.fake import FakeBackend
 
     config = fake_config(arguments)
     # A byte is a token here, so prompts are long: there must be room for them. As in the real one,

@@ -18,7 +18,6 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.http.anthropic import messages as messages_input
 from uma_trio.http.anthropic.endpoint import Messages
@@ -45,6 +44,7 @@ from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd
+from uma_trio_sim.fake import FakeBackend
 
 _APIS: tuple[type[Api], ...] = (
     *(ChatCompletions, Completions, Completion, Responses, Messages),

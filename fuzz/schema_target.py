@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar
 
 from hypothesis import strategies as st
 
-from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.shape import Kind, Shape, Unconstrainable
+from uma_trio_sim.fake import FakeVocabulary
 
 Found = TypeVar("Found")
 

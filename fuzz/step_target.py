@@ -20,11 +20,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import IntArray, Vocabulary
-from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.confinement import Confinement
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.shape import Kind, Shape, Unconstrainable
 from uma_trio.text.shape_worker import dearest
+from uma_trio_sim.fake import FakeVocabulary
 
 from .ambiguous import drawn
 

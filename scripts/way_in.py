@@ -26,9 +26,9 @@ import uma_protocol
 import uma_trio
 from uma_trio import daemon
 from uma_trio.backend.base import Overlap, nothing
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.config.settings import load
 from uma_trio.telemetry import log
+from uma_trio_sim.fake import FakeBackend
 
 ROOTS = [Path(str(package.__file__)).parent for package in (uma_trio, uma_protocol)]
 CHATS = 7

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from uma_trio.backend.fake import EOS
+from uma_trio_sim.fake import EOS
 
 IdArray = NDArray[np.intp]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from engine_kit import Bench
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import AT_ONCE, Masks
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
+from uma_trio_sim.fake import FakeBackend
 
 SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 # Fours and eights are quick, what lies one above them is not: as measured with Q4_0 on two cores.

@@ -9,7 +9,7 @@ from attrs import Factory, define
 
 from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.backend.encoder import EncodeFailed, EncoderInfo, Pair, Pooling
-from uma_trio.backend.fake import BOS, EOS, FakeVocabulary
+from uma_trio_sim.fake import BOS, EOS, FakeVocabulary
 
 N_CTX = 48
 WIDTH = 4

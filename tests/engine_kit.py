@@ -11,7 +11,6 @@ from constraint_kit import Constraining, IdArray
 
 import uma_protocol
 from uma_trio.backend.base import Overlap, Traits, nothing
-from uma_trio.backend.fake import N_VOCAB, FakeBackend
 from uma_trio.engine.cells import PrefixDisk
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.drafts import Drafting
@@ -46,6 +45,7 @@ from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.constraint import Constraint
 from uma_trio.text.stream import TokenText
 from uma_trio.words import Lane, Speculation
+from uma_trio_sim.fake import N_VOCAB, FakeBackend
 
 
 @define

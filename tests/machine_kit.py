@@ -7,8 +7,8 @@ from collections.abc import Callable
 from attrs import define, evolve
 
 from uma_trio.backend.base import Overlap, Traits, nothing
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio_sim.fake import FakeBackend
 
 TRUTH = CostModel(
     Staircase((1, 3, 4, 16, 512), (0.008, 0.016, 0.011, 0.026, 0.770)),

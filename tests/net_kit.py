@@ -33,7 +33,6 @@ from uma_protocol import (
     Token,
 )
 from uma_trio.backend.encoder import EncoderModel
-from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.engine.encoder_engine import EncoderEngine
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
@@ -55,6 +54,7 @@ from uma_trio.sockets.listener import Listener
 from uma_trio.sockets.transport import Transport
 from uma_trio.telemetry.outlook import Outlook
 from uma_trio.text.frontend import FrontEnd
+from uma_trio_sim.fake import FakeBackend, linear_cost
 
 TICK_S = 0.020
 

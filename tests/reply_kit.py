@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from uma_trio.backend.base import IntArray, SpecialToken
-from uma_trio.backend.fake import N_VOCAB, FakeVocabulary
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.replies import Event, ReplyFormat, ReplyParser
 from uma_trio.text.replies.format import GENERIC_CALLS, CallSyntax, Thought
 from uma_trio.text.replies.known import FAMILIES
 from uma_trio.text.template import PLAINLY
+from uma_trio_sim.fake import N_VOCAB, FakeVocabulary
 
 THINK = Thought("<think>", "</think>")
 HERMES = ReplyFormat("hermes", thought=THINK, calls=GENERIC_CALLS)

@@ -16,7 +16,6 @@ from attrs import Factory, define, evolve, field, frozen
 from engine_kit import Bench
 
 from uma_trio.backend.base import Interrupt, Overlap, Traits, nothing
-from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.engine.messages import (
     Cancel,
     Credit,
@@ -38,6 +37,7 @@ from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import NO_WORK, Contract, SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.words import Lane
+from uma_trio_sim.fake import FakeBackend, InjectedFault
 
 HOST_S = 0.0006  # passes while logits are read
 RETURNING_S = 0.012  # until a decode that was interrupted returns

@@ -9,11 +9,11 @@ from test_copying import Device
 from test_prefix_cache import letters
 
 from uma_trio.backend.base import Overlap, nothing
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.prefix import Copying
+from uma_trio_sim.fake import FakeBackend
 
 # A 0.5B model on two cores without flash attention.
 CPU = CostModel(

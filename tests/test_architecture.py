@@ -168,7 +168,7 @@ ALLOWED = {
     "uma_trio_sim": {
         "uma_trio.words",
         *("attrs", "numpy", "uma_trio.costing.store", "uma_trio.engine", "uma_trio.policy"),
-        *("uma_trio.backend.base", "uma_trio.backend.fake", "uma_trio.telemetry.metrics"),
+        *("uma_trio.backend.base", "uma_trio.backend.cell_map", "uma_trio.telemetry.metrics"),
     },
 }
 UNBOUND = (

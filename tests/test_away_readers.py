@@ -7,8 +7,8 @@ from engine_kit import KINDS, Bench, Doze, Sink, compute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.policy.admission import AWAY_S
+from uma_trio_sim.fake import FakeBackend
 
 
 class Room:

@@ -20,7 +20,7 @@ from uma_trio.backend.base import (
     FloatArray,
     Interrupt,
 )
-from uma_trio.backend.fake import FakeBackend
+from uma_trio_sim.fake import FakeBackend
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus, Traits
-from uma_trio.backend.fake import InjectedFault
 from uma_trio.costing.calibrate import (
     LEAST_USED_SHARE,
     LONGER,
@@ -22,6 +21,7 @@ from uma_trio.costing.calibrate import (
     assume_looking_back,
 )
 from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio_sim.fake import InjectedFault
 
 EVERY = tuple(sorted(s.tokens for s in ORDER if s.rows == 1 and s.tokens <= 512))
 # Milliseconds of a 0.5B Q4_0 model on two slow cores, where a token takes four times as long as above.

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.cells import Cells, KvError
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.engine.side import Ledger
 from uma_trio.text.stream import TokenText
+from uma_trio_sim.fake import FakeBackend
 
 
 def cells(n_slots: int, n_ctx: int) -> Cells:

@@ -10,7 +10,6 @@ from engine_kit import KINDS, Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.chunk import FAULTS, Chunk, Draft, Outcome, outcomes
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.sampling import LATE, NOT_FINITE, SampledTokens
@@ -18,6 +17,7 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio_sim.fake import FakeBackend
 
 
 def outcome(chunk: Chunk, tokens: list[int]) -> Outcome:

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from uma_trio.backend.base import Backend, ModelError
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.cli.cost import (
     MeasuredSize,
     _table,
@@ -24,6 +23,7 @@ from uma_trio.cli.doctor import doctor
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Measured
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio_sim.fake import FakeBackend
 
 STAIRS = CostModel(Staircase((1, 2, 3, 4, 8, 64), (0.008, 0.012, 0.016, 0.011, 0.019, 0.094)))
 

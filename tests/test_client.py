@@ -19,7 +19,6 @@ from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
 from uma_protocol import Cancel, LocalProtocolError, Message
-from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.client import (
     HELD_BACK,
     ConnectionFailed,
@@ -32,6 +31,7 @@ from uma_trio.client.on_trio import TrioLoop
 from uma_trio.client.reach import DaemonAddress
 from uma_trio.client.request import build_request
 from uma_trio.sockets.listener import claim
+from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 
 

@@ -27,13 +27,13 @@ from test_tcp import RIGHT, _served
 import uma_protocol
 from uma_protocol import Error, Role
 from uma_trio import client as trio_names
-from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.client import HELD_BACK, ConnectionFailed, Generation, ServerError, aio
 from uma_trio.client import streaming as streaming_module
 from uma_trio.client.loop import Loop, Stream
 from uma_trio.client.on_asyncio import AsyncioLoop, AsyncioStream
 from uma_trio.client.on_trio import TrioLoop, TrioStream
 from uma_trio.sockets.transport import Transport
+from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 TICK_S = 0.001
 LONG = 20_000  # tokens that no test waits for

@@ -35,11 +35,11 @@ from uma_protocol import (
     SetPriority,
     Token,
 )
-from uma_trio.backend.fake import EOS, FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.messages import Credit, Inspect
 from uma_trio.service.snapshots import INTERVAL_S
 from uma_trio.service.visibility import shown_to
 from uma_trio.sockets.principal import Principal
+from uma_trio_sim.fake import EOS, FakeBackend, InjectedFault, linear_cost
 
 LONG = "x" * 600
 """A prompt of several ticks."""

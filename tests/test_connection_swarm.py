@@ -9,7 +9,7 @@ import trio
 from net_kit import TICK_S, Client, House, house, slowly
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
+from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 N_CLIENTS = 12
 STEPS = 12

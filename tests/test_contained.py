@@ -9,7 +9,6 @@ from drafts_kit import FLAT
 from engine_kit import KINDS, Balking, Bench, BrokenText, OnDevice
 
 from uma_trio.backend.base import Overlap, nothing
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.contained import (
     FIRST_REST_S,
@@ -22,6 +21,7 @@ from uma_trio.engine.handler import Handler
 from uma_trio.engine.messages import InboxMessage, SetLane
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.deadline import deadline
+from uma_trio_sim.fake import FakeBackend
 
 BROKEN = "E_RUNTIME_006"
 

@@ -9,13 +9,13 @@ import pytest
 import structlog.testing
 from attrs import evolve
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.backend.placement import Placement
 from uma_trio.costing import store
 from uma_trio.costing.measured import Neighbour, measured_cost
 from uma_trio.costing.neighbours import CpuTimes
 from uma_trio.costing.store import Unusable, cost_file, recall, remember
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio_sim.fake import FakeBackend
 
 MODEL = CostModel(
     Staircase((1, 4), (0.008, 0.011)),

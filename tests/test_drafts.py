@@ -18,7 +18,6 @@ from policy_kit import decoder
 from uma_protocol import Generate
 from uma_trio import wiring
 from uma_trio.backend.base import IntArray, Traits
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.config.options import Config
 from uma_trio.costing.measured import Measured
 from uma_trio.engine.chunk import EARLIER_ANSWERS, OWN_TEXT, DraftOrigin
@@ -50,6 +49,7 @@ from uma_trio.policy.tuning import TUNING
 from uma_trio.wire import ask_of
 from uma_trio.wiring import allowed_speculation
 from uma_trio.words import Lane, Speculation
+from uma_trio_sim.fake import FakeBackend
 
 
 def guess(text: str, most: int = 6) -> tuple[str, int]:

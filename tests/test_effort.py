@@ -10,10 +10,10 @@ from net_kit import TICK_S
 from reply_kit import PREFILLED_TEMPLATE, chatml
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeVocabulary, linear_cost
 from uma_trio.text.chat import Message
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.template import Manner
+from uma_trio_sim.fake import FakeVocabulary, linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 
 _PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n$</think>{% endif %}"

@@ -14,8 +14,8 @@ pytest.importorskip("gguf", reason="gguf is not installed")
 from real_kit import asked, served
 
 from models.encoders import EncoderShape, write_encoder
-from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.client import connect
+from uma_trio_sim.fake import FakeBackend, InjectedFault
 
 EMBED, CHAT = "/v1/embeddings", "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "model": "gpt-4", "max_tokens": 4}

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import BackendDied, DecodeStatus, Overlap, nothing
-from uma_trio.backend.fake import EOS, FakeBackend, InjectedFault
 from uma_trio.engine.chunk import Tick
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.loop import Engine
@@ -40,6 +39,7 @@ from uma_trio.policy.line import MAX_PASSED_OVER
 from uma_trio.policy.pipeline import Pipeline, PolicyError
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState
+from uma_trio_sim.fake import EOS, FakeBackend, InjectedFault
 
 LONG = "A long document about many things, pasted by somebody who is in a hurry. " * 10
 

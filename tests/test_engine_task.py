@@ -11,7 +11,6 @@ from attrs import frozen
 from engine_kit import Bench, slow
 from inline_kit import Wakeup, run_inline
 
-from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.inbox import Bell, Inbox
 from uma_trio.engine.loop import Engine
@@ -22,6 +21,7 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.words import Lane
+from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 
 @frozen

@@ -9,7 +9,6 @@ from engine_kit import KINDS, Bench
 from machine_kit import TRUTH, Clock, Machine
 from policy_kit import decoder, state
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import find_policy
@@ -17,6 +16,7 @@ from uma_trio.policy.check import Fallback
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import Memory, SchedulerState
+from uma_trio_sim.fake import FakeBackend
 from uma_trio_sim.replay import replay
 
 

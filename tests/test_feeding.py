@@ -11,7 +11,6 @@ from engine_kit import KINDS, Bench, OnDevice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.drafts import Drafter, Feeding
 from uma_trio.engine.drafts.drafting import NoDrafts, Unread
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK
@@ -20,6 +19,7 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.side import Ledger
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.fairness import Path
+from uma_trio_sim.fake import FakeBackend
 
 TOKEN_S = 5e-6
 

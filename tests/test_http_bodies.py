@@ -19,9 +19,9 @@ from meter_kit import Document, Meter, Work
 from net_kit import TICK_S
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.http.routes import ROUTES
 from uma_trio.http.wire.pieces import PIECE_BYTES, PIECE_MARKS
+from uma_trio_sim.fake import FakeBackend, linear_cost
 
 _FILE = "def f(x):\n    return x + 1\n" * 8000  # 200 KiB
 _TEXTS = [f"message {number} " * 20 for number in range(299)]

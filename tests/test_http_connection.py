@@ -16,7 +16,6 @@ from net_kit import TICK_S, slowly
 from trio.testing import MockClock
 
 from uma_protocol import Code
-from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.http import status
 from uma_trio.http.wire.exchange import Exchange
 from uma_trio.http.wire.message import Head
@@ -24,6 +23,7 @@ from uma_trio.http.wire.settings import Settings
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
+from uma_trio_sim.fake import FakeBackend, linear_cost
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 900, "temperature": 0}

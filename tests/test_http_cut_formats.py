@@ -13,7 +13,7 @@ from net_kit import TICK_S
 from reply_kit import chatml
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import linear_cost
+from uma_trio_sim.fake import linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 
 # Every character is cut in tests/test_cut_replies.py; here each reply is cut at a few, others in each API.

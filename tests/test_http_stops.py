@@ -11,8 +11,8 @@ from net_kit import TICK_S
 from reply_kit import HERMES_TEMPLATE, PREFILLED_TEMPLATE, THINKING_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import linear_cost
 from uma_trio.text.stream import StopStrings
+from uma_trio_sim.fake import linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 
 CHAT, RESPONSES, MESSAGES, OLLAMA = (

@@ -19,10 +19,10 @@ from reply_kit import (
 )
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import CHATML, linear_cost
 from uma_trio.service.fair import UserProgram
 from uma_trio.text.replies.grammar import MAX_CALLS
 from uma_trio.text.shape import NotChecked
+from uma_trio_sim.fake import CHATML, linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 
 CHAT = "/v1/chat/completions"

@@ -16,7 +16,7 @@ import pytest
 from backend_kit import N_BATCH, N_CTX, N_SLOTS, decode, feed, prompt, text
 
 from uma_trio.backend.base import Backend, DecodeStatus, FloatArray
-from uma_trio.backend.fake import FakeBackend
+from uma_trio_sim.fake import FakeBackend
 
 WINDOW = 32
 REAL = [pytest.param(kind, marks=pytest.mark.real) for kind in ("llama", "llama as on a GPU")]

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from uma_protocol import Explain, Explanation
-from uma_trio.backend.fake import EOS, FakeBackend
 from uma_trio.cli.timeline import tick_table
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, TokenOut
 from uma_trio.engine.recorder import LATE as LATE_MASK
@@ -27,6 +26,7 @@ from uma_trio.engine.sampling.checking import PATIENCE_S
 from uma_trio.engine.trace import traced
 from uma_trio.policy.portable import TracedTick
 from uma_trio.text.constraint import Constraint, UnderWay
+from uma_trio_sim.fake import EOS, FakeBackend
 
 N_VOCAB = 128
 

@@ -42,7 +42,6 @@ from uma_protocol import (
     UnloadModel,
 )
 from uma_trio.backend.base import ModelError
-from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.config.options import Config
 from uma_trio.engine.inbox import QueueFull
@@ -56,6 +55,7 @@ from uma_trio.service.checks import Bounds
 from uma_trio.service.served import ServedModel
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.frontend import FrontEnd
+from uma_trio_sim.fake import FakeBackend, linear_cost
 
 STEPS, STEP_S = 10, 0.45
 ASKED = {"prompt": "hello", "max_tokens": 4, "temperature": 0}

@@ -17,7 +17,6 @@ from attrs import define
 from tests.drafts_kit import Babbler, speaking
 from tests.engine_kit import Bench, Sink
 from tests.machine_kit import TRUTH, Clock, Machine
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit, Targets
@@ -37,6 +36,7 @@ from uma_trio.telemetry.metrics import Metrics
 from uma_trio.telemetry.scorecard import COLUMNS, Scorecard
 from uma_trio.telemetry.table_file import CsvFile
 from uma_trio.words import Lane
+from uma_trio_sim.fake import FakeBackend
 
 SEEDS = (
     *("tokens_generated_total", "batch_calls_total", "last_batch_size", "decode_ms_last"),

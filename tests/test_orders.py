@@ -9,9 +9,9 @@ from attrs import fields
 from engine_kit import KINDS, Bench, OnDevice
 
 from uma_trio.backend.base import Overlap, nothing
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.chunk import Tick
 from uma_trio.engine.orders import Order, Overlapped, Serial, TickParts
+from uma_trio_sim.fake import FakeBackend
 
 PREPARED, PLANNED = cast("Tick", "the prepared tick"), cast("Tick", "the planned tick")
 

@@ -19,7 +19,6 @@ from policy_kit import state
 from trio.testing import MockClock
 
 from uma_protocol import Code, Eos, Generate, Token
-from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.messages import Finished, StreamItem, TokenOut
 from uma_trio.engine.playout import show_times
 from uma_trio.policy.baseline import baseline
@@ -32,6 +31,7 @@ from uma_trio.service.playout import GRAIN_S, Playout
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.sockets.principal import Principal
 from uma_trio.wire import ask_of
+from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 PLAYOUT_S = Contract().playout_s
 PLACES = 20  # of a stream, unless a test says otherwise

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import after, decoder, prompt, state
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.config.options import Config
 from uma_trio.deployment import describe
 from uma_trio.policy.baseline import baseline
@@ -19,6 +18,7 @@ from uma_trio.policy.pipeline import PolicyError, compose, keeps_latency_cap
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView, is_newcomer
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio_sim.fake import FakeBackend
 
 
 def tokens(plan: Plan) -> dict[int, int]:

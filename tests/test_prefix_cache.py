@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from uma_trio.backend.base import Saved, Traits
-from uma_trio.backend.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio.engine.messages import Keep, SetLane
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.admin import clear, report
@@ -26,6 +25,7 @@ from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefix import PAGE
 from uma_trio.policy.state import Lane, SchedulerState
+from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 MIB = 1 << 20
 MINE = "1000"

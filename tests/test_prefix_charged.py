@@ -12,13 +12,13 @@ from policy_kit import decoder, state
 from test_prefix_cache import MINE, forget_cells, letters, priced, save_all
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.chunk import Tick
 from uma_trio.engine.loop import Engine
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Memory
+from uma_trio_sim.fake import FakeBackend
 
 
 class Charging(Engine):

@@ -7,8 +7,8 @@ from attrs import evolve
 from engine_kit import Bench
 from test_prefix_cache import MIB, MINE, ask, letters, save_all
 
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
+from uma_trio_sim.fake import FakeBackend
 
 NAMED: dict[str, object] = {"temperature": 0.9, "seed": 3, "seed_named": True}
 DRAWN: dict[str, object] = {"temperature": 0.9, "seed": 3}

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from test_prefix_cache import MIB, MINE, ask, letters, save_all
 
 from uma_trio.backend.base import Saved
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.prefix.leaves import Leaf, Leaves
 from uma_trio.engine.prefix.usage import REUSED, Reuse
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio_sim.fake import FakeBackend
 
 CELL_S = 2.0**-40  # a cell of anybody, to each token; a power of two, so that sums are exact
 

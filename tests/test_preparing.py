@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from uma_trio.backend.fake import CHATML, FakeVocabulary
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.frontend import Chat, FrontEnd, Preparation
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.shape import Shape, Unconstrainable, Unknown
+from uma_trio_sim.fake import CHATML, FakeVocabulary
 
 SHAPE = Shape("schema", '{"type": "object"}')
 HELLO = Chat((Message("user", "hello"),))

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.engine.messages import Finished, PromptDone, TokenLogprobs
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
+from uma_trio_sim.fake import FakeBackend, InjectedFault
 
 POLICIES = {"baseline": baseline, "deadline": deadline}
 PROMPT = list(b"Once upon a time there was a fox. ") * 3

@@ -7,7 +7,6 @@ from attrs import evolve
 from engine_kit import Bench
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.engine.messages import Explain
 from uma_trio.engine.recorder import MOST_REASONS, NO_ROOM, OTHER_REASONS, SHOWN, Recorder
 from uma_trio.engine.records import Recorded, RequestRecord, TickRecord
@@ -17,6 +16,7 @@ from uma_trio.policy.deadline.fill import SAVING
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan, Skip
 from uma_trio.policy.state import SchedulerState
+from uma_trio_sim.fake import FakeBackend, InjectedFault
 from uma_trio_sim.machine import built_in
 from uma_trio_sim.simulation import Simulation
 

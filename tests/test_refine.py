@@ -10,7 +10,6 @@ from engine_kit import Doze, Sink, compute
 from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.fake import InjectedFault
 from uma_trio.costing.calibrate import Calibration
 from uma_trio.costing.refine import UNNOTICED_S, Refinement
 from uma_trio.engine.idle import IDLE_S
@@ -22,6 +21,7 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio_sim.fake import InjectedFault
 
 KNOWN = CostModel(
     Staircase((1, 4, 16), (0.008, 0.011, 0.026)), output=Staircase((1, 16), (0.0, 0.003))

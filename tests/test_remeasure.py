@@ -15,7 +15,6 @@ from machine_kit import TRUTH, Clock, Machine
 from test_refine import Door
 
 from uma_trio.backend.base import Traits
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.cli.check_running import judge_measured
 from uma_trio.config.options import Config
 from uma_trio.costing.calibrate import Calibration
@@ -29,6 +28,7 @@ from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.telemetry.metrics import Metrics
 from uma_trio.wiring import engine_settings
+from uma_trio_sim.fake import FakeBackend
 
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
 ROWS = (1, 2, 4, 8)

@@ -12,7 +12,6 @@ from reply_kit import chat_tokens
 
 from uma_trio.backend._llama_vocab import LlamaVocabulary
 from uma_trio.backend.base import IntArray
-from uma_trio.backend.fake import CHATML, FakeVocabulary
 from uma_trio.models import bundled_model
 from uma_trio.service.ask import Ask, Door, Origin, Salt, whose_texts
 from uma_trio.sockets.principal import Principal
@@ -20,6 +19,7 @@ from uma_trio.text.chat import Message
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.template import PLAINLY
 from uma_trio.text.tokeniser import LEAST_PART, MOST_PRINCIPALS, Remembered, Tokeniser, Whose
+from uma_trio_sim.fake import CHATML, FakeVocabulary
 
 ME = Whose("uid 1", "uid 1")
 

@@ -13,11 +13,11 @@ from http_kit import http_house
 from reply_kit import chatml
 from trio.testing import MockClock
 
-from uma_trio.backend.fake import CHATML, linear_cost
 from uma_trio.confined.workers import Worker
 from uma_trio.text.chat import Message
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.template import ChatTemplate, NotRendered, renderer
+from uma_trio_sim.fake import CHATML, linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 
 HI = [Message("user", "Hi")]

@@ -24,7 +24,6 @@ from reply_kit import (
 from trio.testing import MockClock
 
 from uma_trio.backend.base import IntArray, SpecialToken
-from uma_trio.backend.fake import CHATML, N_VOCAB, FakeVocabulary
 from uma_trio.cli.doctor import doctor
 from uma_trio.text.chat import AUTO, Call, Message, Tool
 from uma_trio.text.derivation import Derivation
@@ -39,6 +38,7 @@ from uma_trio.text.replies.format import (
     format_from,
 )
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner
+from uma_trio_sim.fake import CHATML, N_VOCAB, FakeVocabulary
 
 _EACH = "{% for c in m.tool_calls or [] %}"
 TEMPLATES = {

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from reply_kit import FORMATS, TYPED, XML, MarkedVocabulary
 
-from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import Tool, ToolChoice
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.derivation import Derivation
@@ -21,6 +20,7 @@ from uma_trio.text.replying import Loosened, Replies
 from uma_trio.text.schemas import part_of
 from uma_trio.text.shape import Shape
 from uma_trio.text.thinking import Thinking
+from uma_trio_sim.fake import FakeVocabulary
 
 PLACE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 

@@ -10,10 +10,10 @@ import pytest
 from reply_kit import chatml
 from template_kit import archived_templates
 
-from uma_trio.backend.fake import FakeVocabulary
 from uma_trio.text.chat import AUTO, Call, Message, Tool
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.replies.format import GENERIC_CALLS, ReplyFormat
+from uma_trio_sim.fake import FakeVocabulary
 
 TOOLS = [
     Tool("look", "Look.", {"type": "object", "properties": {"what": {"type": ["string", "null"]}}}),

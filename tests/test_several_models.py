@@ -34,7 +34,6 @@ from uma_protocol import (
     Sessions,
 )
 from uma_trio import daemon
-from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.config.models import DEFAULTS
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
@@ -44,6 +43,7 @@ from uma_trio.service.checks import Bounds
 from uma_trio.service.served import ServedModel
 from uma_trio.telemetry.exposition import prometheus
 from uma_trio.text.frontend import FrontEnd
+from uma_trio_sim.fake import FakeBackend, linear_cost
 
 
 @frozen

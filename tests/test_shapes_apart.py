@@ -17,7 +17,6 @@ from confined_kit import host_of
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from uma_trio.backend.fake import EOS, IM_END, FakeVocabulary
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Worker
 from uma_trio.telemetry.shapes import ShapeFigures
@@ -27,6 +26,7 @@ from uma_trio.text.confinement import ApartFollower, Confinement, Fate, ShapeLim
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.shape import Kind, NotChecked, Patience, Shape, Unconstrainable, Unknown, patient
 from uma_trio.text.shape_worker import Verdict, is_plain
+from uma_trio_sim.fake import EOS, IM_END, FakeVocabulary
 
 ENDS = {EOS, IM_END}
 # Enough for an ordinary shape on a crowded machine, and little enough for a test.

@@ -15,7 +15,6 @@ from trio.testing import MockClock
 
 from uma_protocol import Eos, Token
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.fake import FakeBackend, linear_cost
 from uma_trio.costing.store import remember
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
@@ -38,6 +37,7 @@ from uma_trio_sim.compare import (
     simulate,
     workload_of,
 )
+from uma_trio_sim.fake import FakeBackend, linear_cost
 from uma_trio_sim.fitted import Load, fit, profile
 from uma_trio_sim.latency import startup_itl
 from uma_trio_sim.machine import (

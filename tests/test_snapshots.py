@@ -13,13 +13,13 @@ from net_kit import TICK_S, house
 from trio.testing import MockClock
 
 from uma_protocol import Error, ListSessions, Sessions, Token
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.messages import Inspect, Snapshot
 from uma_trio.engine.records import Wait
 from uma_trio.engine.snapshot import MOST_TICKS, MOST_WAITING
 from uma_trio.service.ask import Refusal
 from uma_trio.service.snapshots import INTERVAL_S
 from uma_trio.sockets.principal import Principal
+from uma_trio_sim.fake import FakeBackend
 
 
 def test_a_snapshot_shows_who_runs_who_waits_and_why() -> None:

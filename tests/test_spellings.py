@@ -16,13 +16,13 @@ from template_kit import archive, archived_templates
 
 from uma_trio.backend._llama_vocab import LlamaVocabulary
 from uma_trio.backend.base import SpecialToken
-from uma_trio.backend.fake import CHATML, FakeVocabulary
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.render_worker import _SCHEMA_WORDS
 from uma_trio.text.spellings import Spellings
 from uma_trio.text.template import ChatTemplate, Manner
+from uma_trio_sim.fake import CHATML, FakeVocabulary
 
 LOCAL = {
     "chatml": CHATML,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from uma_trio.backend.fake import EOS, IM_END, FakeVocabulary
 from uma_trio.text.constrain import Follower, Grammarian
 from uma_trio.text.shape import MAX_BYTES, Kind, Shape, Unconstrainable
 from uma_trio.text.thinking import Markers, Thinking
+from uma_trio_sim.fake import EOS, IM_END, FakeVocabulary
 
 PERSON = {
     "type": "object",

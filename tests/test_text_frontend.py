@@ -9,10 +9,10 @@ import pytest
 from reply_kit import chat_tokens
 
 from uma_trio.backend.base import IntArray
-from uma_trio.backend.fake import BOS, CHATML, IM_END, IM_START, FakeVocabulary
 from uma_trio.text.chat import Message
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.prompt import Unrenderable
+from uma_trio_sim.fake import BOS, CHATML, IM_END, IM_START, FakeVocabulary
 
 
 class SpaceVocabulary(FakeVocabulary):

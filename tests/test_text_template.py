@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from uma_trio.backend.fake import CHATML
 from uma_trio.text.chat import Call, Message, Tool
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.template import ChatTemplate, Manner, NotRendered, problem_of
+from uma_trio_sim.fake import CHATML
 
 HI = [Message("user", "Hi")]
 

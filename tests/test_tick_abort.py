@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.fake import FakeBackend, InjectedFault
 from uma_trio.engine.recorder import ABORTED
 from uma_trio.engine.tick_abort import GIVEN_UP
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
+from uma_trio_sim.fake import FakeBackend, InjectedFault
 
 DOCUMENT = "A long document about many things, for a batch job in the night. " * 8
 

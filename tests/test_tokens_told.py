@@ -20,11 +20,11 @@ from test_playout import origin, pacing
 from trio.testing import MockClock
 
 from uma_protocol import Cancel, Code, Eos, Error, SetPriority, Token
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.policy.deadline import deadline
 from uma_trio.service.ask import Ask, Refusal
 from uma_trio.words import LANES
+from uma_trio_sim.fake import FakeBackend
 
 A_DAY = 50
 DAYS = math.ceil(int(os.environ.get("UMA_TOLD_REQUESTS", "300")) / A_DAY)

@@ -12,7 +12,6 @@ from test_explain import STORY
 from test_prefix_cache import MINE, bench, letters
 
 from uma_protocol import PhaseInfo
-from uma_trio.backend.fake import FakeBackend
 from uma_trio.cli.explain import News, progress
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import NEEDED
@@ -25,6 +24,7 @@ from uma_trio.service.directory import Directory
 from uma_trio.service.visibility import Viewer
 from uma_trio.sockets.principal import Principal
 from uma_trio.stories.sentences import parts_ms, sentences, verdict
+from uma_trio_sim.fake import FakeBackend
 
 OPERATOR = Viewer(Principal(connection=0, is_operator=True))
 STRANGER = Viewer(Principal(connection=0, uid=4711))

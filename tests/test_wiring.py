@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from uma_trio.backend.fake import CHATML, FakeBackend
 from uma_trio.config.options import Config
 from uma_trio.wiring import bounds, model_info
+from uma_trio_sim.fake import CHATML, FakeBackend
 
 
 def test_a_template_in_a_file_replaces_the_models() -> None:

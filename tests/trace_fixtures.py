@@ -25,7 +25,6 @@ from engine_kit import Bench
 from scene_kit import CPU, GPU, Noted, Scene, play
 
 from uma_trio import __version__
-from uma_trio.backend.fake import InjectedFault
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.deadline.fill import SAVING
@@ -34,6 +33,7 @@ from uma_trio.policy.portable import Footer, Header, Line, TracedTick, decode, e
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.words import Lane
+from uma_trio_sim.fake import InjectedFault
 
 FOLDER = Path(__file__).parent / "fixtures" / "traces"
 TRAFFIC = Traffic(weight_bytes=2e8, cell_bytes=2e4, expert_bytes=4e6, experts=8, experts_used=2)

@@ -42,7 +42,6 @@ from uma_protocol import (
     frame,
 )
 from uma_protocol.testing import ConnectionPair
-from uma_trio.backend.fake import CHATML, FakeVocabulary
 from uma_trio.policy.admission import admit, gives_place, makes_way
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.line import MOST_PASSED_OVER
@@ -53,6 +52,7 @@ from uma_trio.policy.traffic import Traffic
 from uma_trio.text import chat as text
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.words import Lane
+from uma_trio_sim.fake import CHATML, FakeVocabulary
 from uma_trio_sim.guesses import Guesses
 from uma_trio_sim.latency import percentile
 from uma_trio_sim.machine import TABLES, built_in

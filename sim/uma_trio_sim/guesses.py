@@ -14,11 +14,11 @@ from operator import mul
 
 from attrs import define, evolve, frozen
 
-from uma_trio.backend.fake import FakeBackend, mix
 from uma_trio.engine.chunk import OWN_TEXT, Draft, DraftOrigin, Outcome
 from uma_trio.engine.drafts.drafter import LIKELY, MOST_DRAFTS
 from uma_trio.engine.drafts.drafting import Unread
 from uma_trio.engine.sequences import Sequence as Running
+from uma_trio_sim.fake import FakeBackend, mix
 
 _ORIGIN = DraftOrigin(OWN_TEXT, 0)
 _PLACES = 2048  # of an answer that are drawn; behind them they begin again

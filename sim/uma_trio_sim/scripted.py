@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from uma_trio.backend.fake import FakeBackend, mix
+from uma_trio_sim.fake import FakeBackend, mix
 
 
 class ScriptedBackend(FakeBackend):

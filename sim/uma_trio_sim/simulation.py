@@ -23,7 +23,6 @@ from uma_trio.backend.base import (
     Traits,
     nothing,
 )
-from uma_trio.backend.fake import N_VOCAB, FakeBackend, FakeVocabulary
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Credit, SamplingParams, Submit
@@ -34,6 +33,7 @@ from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract, Memory
 from uma_trio.telemetry.metrics import Metrics
+from uma_trio_sim.fake import N_VOCAB, FakeBackend, FakeVocabulary
 from uma_trio_sim.guesses import NO_GUESSES, Guesses, SimulatedDrafter, Texts
 from uma_trio_sim.machine import MachineRun, Profile, built_in, gaussian
 from uma_trio_sim.world import SimulatedRequest, World

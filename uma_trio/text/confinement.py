@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
 from attrs import define, frozen
 
-from uma_trio.backend.base import Vocabulary
 from uma_trio.confined import workers
 from uma_trio.confined.link import WorkerLimits
 from uma_trio.confined.post import Gone
@@ -194,12 +193,27 @@ class ShapeLimits:
         return WorkerLimits(self.cpu_s, self.wall_s, self.memory_bytes)
 
 
+class TokenTexts(Protocol):
+    """What compiling a shape needs of a vocabulary."""
+
+    @property
+    def n_vocab(self) -> int:
+        """How many tokens there are."""
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """End-of-generation tokens."""
+
+    def pieces(self) -> Sequence[bytes]:
+        """Return the bytes of each token."""
+
+
 class Confinement:
     """Checks shapes for one vocabulary. Safe to use from any thread; `check` blocks."""
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: TokenTexts,
         limits: ShapeLimits | None = None,
         on_first: Callable[[], None] = lambda: None,
         figures: ShapeFigures | None = None,
