@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
-import numpy as np
 import pytest
-from attrs import evolve
 
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
@@ -15,17 +12,12 @@ from uma_trio.engine.trace import traced
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.plan import Plan, PlanItem
-from uma_trio.policy.portable import Header, TracedTick
+from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import Contract, SchedulerState, SequenceView
-from uma_trio_sim import validate
-from uma_trio_sim.guesses import NO_GUESSES, Guesses, any_of
+from uma_trio_sim.guesses import NO_GUESSES, Guesses
 from uma_trio_sim.latency import gaps, itl
 from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
-from uma_trio_sim.simulation import DRAFT_ROWS, LIMITS, Simulation, Told
-from uma_trio_sim.trace import Recording, figures, requests_of
-from uma_trio_sim.traced_guesses import guesses_of
-from uma_trio_sim.workload import WORKLOADS, Session, Turn, play
-from uma_trio_sim.workload import sessions as sessions_of
+from uma_trio_sim.simulation import Simulation
 
 CPU = built_in("q4_0", gaussian(0.02))
 # Computes beside the host, and captures no graphs.
@@ -65,7 +57,7 @@ def guessed(
 def test_what_nobody_knows_of_a_guess_is_drawn_by_its_chance() -> None:
     """And what is known stays."""
     known = Guesses((0.7,) * 2000, (True, False) * 1000)
-    assert known.settled(random.Random(1)).right == list(known.right)
+    assert known.settled(random.Random(1)) is known
     drawn = SEVEN.settled(random.Random(1)).right
     assert sum(map(bool, drawn)) / len(drawn) == pytest.approx(0.7, abs=0.03)
     assert drawn == SEVEN.settled(random.Random(1)).right
@@ -73,21 +65,12 @@ def test_what_nobody_knows_of_a_guess_is_drawn_by_its_chance() -> None:
 
 def test_guesses_go_on_up_to_a_place_without_one_and_begin_again_behind_the_last() -> None:
     """An answer may be longer than what was recorded of it."""
-    guesses = Guesses((0.9, 0.8, 0.0), (True, False, None))
+    guesses = Guesses((0.9, 0.8, 0.0), (True, False, False))
     assert guesses.behind(0, 15) == ([True, False], [0.9, 0.8])
     assert guesses.behind(1, 15) == ([False], [0.8])
     assert guesses.behind(2, 15) == ([], [])
     assert guesses.behind(3, 1) == ([True], [0.9])
     assert NO_GUESSES.behind(0, 15) == ([], [])
-
-
-def test_an_answer_like_recorded_ones_is_one_of_them_begun_anywhere() -> None:
-    """So runs of right guesses stay runs."""
-    one = Guesses((0.1, 0.2, 0.3), (True, None, False), paid=False)
-    found = any_of([one])(random.Random(5))
-    at = found.chances.index(0.1)
-    assert [*found.right[at:], *found.right[:at]] == [True, None, False]
-    assert not found.paid
 
 
 # --- latencies of tokens that come together ---
@@ -183,107 +166,3 @@ def tick(known: int, *survival: float, tried: int = 0, right: int = 0) -> Traced
     state = SchedulerState(0.0, 0, (view(known, *survival),), 512, 1000)
     item = PlanItem(1, 1 + tried, "decode", "", tried)
     return TracedTick(state, Plan((item,)), 0.01, 0.0, 0, {1: right} if tried else {})
-
-
-def test_a_trace_says_place_by_place_what_was_guessed_and_whether_it_was_right() -> None:
-    """The first that is wrong is known; those behind it, and those not tried, are not."""
-    ticks = [
-        tick(10, 0.8, 0.4, 0.1, tried=3, right=1),  # of places 0 to 2
-        tick(12, 0.5),  # place 2, not tried
-        tick(13),  # place 3: nothing to guess
-        tick(14, 0.5, tried=1, right=1),  # place 4, and one more token
-    ]
-    found = guesses_of(ticks)[1]
-    assert found.chances == pytest.approx((0.8, 0.5, 0.5, 0.0, 0.5, 0.0))
-    assert found.right == (True, False, None, None, True, None)
-    assert guesses_of([tick(10), tick(11)]) == {}
-
-
-def test_a_guess_whose_mask_was_late_is_not_taken_for_a_wrong_one() -> None:
-    """Those before it were right; of itself nothing is known, and no token came in its place."""
-    late = evolve(tick(10, 0.8, 0.4, 0.1, tried=3, right=1), late=(1,))
-    assert late.gave(1) == 1
-    assert guesses_of([late, tick(11, 0.5)])[1].right == (True, None)
-
-
-@MACHINES
-def test_a_trace_with_drafts_shows_every_request_as_it_was(machine: Profile) -> None:
-    """Prompt, answer, the time for each token, and the time between deliveries."""
-    ticks, recorder = recorded()
-    world = guessed(machine, SEVEN, policy="deadline", recorder=recorder)
-    work = (
-        Session(1, "interactive", 0.5, [Turn(0.0, 30, 120), Turn(1.5, 40, 60)]),
-        Session(2, "background", 0.0, [Turn(0.0, 300, 90)]),
-    )
-    play(world, work)
-    world.run(20.0)
-    streams = sorted(world.requests, key=lambda stream: stream.arrived)
-    for stream, request in zip(streams, requests_of(ticks), strict=True):
-        assert (request.prompt, request.answer) == (stream.prompt_tokens, stream.answer_tokens)
-        assert request.guesses is not None
-        # Measured to the end of a decode; where it overlaps, delivered a moment later.
-        near = pytest.approx(itl(stream.computed_times)[: len(request.itl)], abs=5e-4)
-        assert request.itl == near
-        assert len(request.itl) > len(request.gaps) + 5
-    assert figures(ticks).accepted == world.machine.accepted / world.machine.drafted
-
-
-def test_a_recorded_run_with_drafts_is_predicted() -> None:
-    """With the guesses that the trace has, within the bounds of a run without."""
-    policy = "deadline"
-    ticks, recorder = recorded()
-    world = guessed(CPU, SEVEN, policy=policy, recorder=recorder)
-    play(world, sessions_of(WORKLOADS["desk"], 6, 30.0))
-    world.run(30.0)
-    header = Header("0.1.0", "fake", policy, slots=LIMITS.n_slots)
-    compared = validate.compare(Recording(header, tuple(ticks), 0), range(1))
-    found = {one.name: one for one in compared}
-    assert found["accepted"].measured > 0.3
-    assert all(found[name].within for name in ("ttft_p50", "tokens_s", "itl_p95"))
-    for name in ("accepted", "delivered", "itl_p50", "gap_p95"):
-        # Some hundred guesses are accepted or not: their share varies by 0.1 between seeds.
-        most = 0.15 if name == "accepted" else 0.1
-        assert abs(found[name].off) < most, f"{name} is off by {found[name].off:.3f}"
-
-
-def test_a_run_whose_drafts_were_looked_up_is_predicted() -> None:
-    """The trace alone says what was guessed: the texts are not in it."""
-    draw = np.random.default_rng(1)
-    prompt = draw.integers(300, 900, 300).astype(np.int32)
-    answer = prompt.copy()
-    answer[::23] = draw.integers(900, 950, len(answer[::23]))
-    ticks, recorder = recorded()
-    world = Simulation(
-        find_policy("deadline"),
-        profile=CPU,
-        limits=evolve(LIMITS, n_rows=LIMITS.n_slots + DRAFT_ROWS),
-        n_vocab=1000,
-        recorder=recorder,
-    )
-    for n in range(4):
-        world.at(
-            3.0 * n, lambda n=n: world.tell(Told(np.roll(prompt, 7 * n), np.roll(answer, 7 * n)), client=1)
-        )  # fmt: skip
-    world.run(15.0)
-    header = Header("0.1.0", "fake", "deadline", slots=LIMITS.n_slots)
-    recording = Recording(header, tuple(ticks), 0)
-    found = {one.name: one for one in validate.compare(recording, range(1), closed=False)}
-    assert found["delivered"].measured > 2.0
-    for name in ("itl_p50", "itl_p95", "accepted", "ttft_p50", "tokens_s"):
-        assert abs(found[name].off) < 0.1, f"{name} is off by {found[name].off:.3f}"
-
-
-def test_each_guess_that_was_judged_is_simulated_as_it_was_judged() -> None:
-    """Whatever the seed: only what nobody knows is drawn."""
-    ticks, recorder = recorded()
-    world = guessed(CPU, SEVEN, recorder=recorder)
-    world.submit(20, 200, client=1)
-    world.run(10.0)
-    (request,) = requests_of(ticks)
-    assert request.guesses is not None
-    one, other = (request.guesses.settled(random.Random(seed)).right for seed in (1, 2))
-    judged = [place for place, right in enumerate(request.guesses.right) if right is not None]
-    assert len(judged) > 100
-    assert [one[place] for place in judged] == [other[place] for place in judged]
-    assert one != other
-    assert all(before < after for before, after in pairwise(judged))

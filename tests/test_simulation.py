@@ -24,10 +24,9 @@ from uma_trio.policy.by_name import BUILT_IN, find_policy
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import PolicyError
-from uma_trio.policy.plan import Plan, PlanItem
-from uma_trio.policy.portable import Header, TracedTick, TraceError
-from uma_trio.policy.state import SchedulerState, SequenceView
-from uma_trio_sim import validate
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.portable import TracedTick
+from uma_trio.policy.state import SchedulerState
 from uma_trio_sim.compare import (
     Case,
     NoWorkload,
@@ -38,7 +37,6 @@ from uma_trio_sim.compare import (
     workload_of,
 )
 from uma_trio_sim.fake import FakeBackend, linear_cost
-from uma_trio_sim.fitted import Load, fit, profile
 from uma_trio_sim.latency import startup_itl
 from uma_trio_sim.machine import (
     HOST_S,
@@ -52,8 +50,7 @@ from uma_trio_sim.machine import (
 )
 from uma_trio_sim.outcome import jain, together
 from uma_trio_sim.simulation import Simulation
-from uma_trio_sim.trace import Recording, figures, requests_of, sessions
-from uma_trio_sim.workload import ENDLESS, WORKLOADS, Application, Session, Turn, gamma, play, turns
+from uma_trio_sim.workload import WORKLOADS, Application, Session, Turn, gamma, play, turns
 from uma_trio_sim.workload import sessions as sessions_of
 from uma_trio_sim.world import World
 
@@ -198,16 +195,6 @@ def test_where_decodes_overlap_none_is_interrupted() -> None:
     assert {tick.status for tick in ticks} == {DecodeStatus.OK}
 
 
-def test_the_machine_of_a_trace_overlaps_if_its_ticks_were_prepared() -> None:
-    """A trace of a GPU is simulated as a GPU."""
-    for machine in (GPU, NOISY):
-        ticks, recorder = recorded()
-        world = Simulation(deadline, profile=machine, recorder=recorder)
-        world.submit(20, 50, client=1)
-        world.run(5.0)
-        assert profile(ticks).overlaps == machine.overlaps
-
-
 # --- the same work gives the same run, and nothing is lost ---
 
 
@@ -291,137 +278,6 @@ def test_jains_index_is_1_for_equals_and_1_by_n_for_one_who_has_all() -> None:
 
 
 # --- what a trace shows ---
-
-
-def traced(
-    policy: str, noise: float, work: tuple[Session, ...], seconds: float
-) -> tuple[Simulation, Recording]:
-    """Record the whole engine on a machine whose costs are known."""
-    ticks, recorder = recorded()
-    machine = built_in("q4_0", gaussian(noise))
-    world = Simulation(find_policy(policy), profile=machine, seed=7, recorder=recorder)
-    play(world, work)
-    world.run(seconds)
-    return world, Recording(Header("0.1.0", "fake", policy), tuple(ticks), 0)
-
-
-def test_a_first_token_came_when_its_tick_had_ended_and_not_when_that_was_foreseen() -> None:
-    """The last view of an answer of two tokens is one of a tick that was planned ahead."""
-    view = SequenceView(1, "interactive", 5, 0, started=False, credit=9, arrived=0.0)
-    began = SchedulerState(0.0, 0, (view,), 512, 1000)
-    then = evolve(view, pending=1, computed=5, started=True, first_token_at=0.01)
-    behind = SchedulerState(0.01, 1, (then,), 512, 1000, prepared=True)
-    ticks = [
-        TracedTick(began, Plan((PlanItem(1, 5, "prefill", ""),)), 0.5, 0.0, 0),
-        TracedTick(behind, Plan((PlanItem(1, 1, "decode", ""),)), 0.1, 0.001, 0),
-    ]
-    (request,) = requests_of(ticks)
-    assert request.first_token == pytest.approx(0.5)
-
-
-def test_a_trace_shows_every_request_as_it_was() -> None:
-    """When it came, how long it was, when its first token came, and all its latencies, as computed."""
-    work = (
-        Session(1, "interactive", 0.5, [Turn(0.0, 30, 20), Turn(1.5, 40, 1), Turn(1.0, 8, 9)]),
-        Session(2, "background", 0.0, [Turn(0.0, 300, 30)]),
-    )
-    world, recording = traced("deadline", 0.02, work, 20.0)
-    for stream, request in zip(
-        sorted(world.requests, key=lambda s: s.arrived), requests_of(recording.ticks), strict=True
-    ):
-        assert (request.prompt, request.answer) == (stream.prompt_tokens, stream.answer_tokens)
-        assert (request.client, request.lane) == (stream.client, stream.lane)
-        assert request.arrived == stream.arrived
-        assert request.first_token == pytest.approx(stream.computed_times[0], abs=1e-6)
-        assert request.ended == pytest.approx(stream.computed_times[-1], abs=1e-6) or (
-            request.ended is None and stream is world.requests[-1]
-        )
-        # No later state has the measurement of the last tick.
-        measured = stream.computed_itl[: -1 if request.ended is None else None]
-        assert request.itl == pytest.approx(measured, abs=1e-9)
-
-
-def test_a_question_after_an_answer_belongs_to_it_and_any_other_to_its_own_time() -> None:
-    """Thinking times and first arrivals come out as they went in."""
-    work = (
-        Session(1, "interactive", 0.5, [Turn(0.0, 30, 20), Turn(1.5, 40, 5), Turn(1.0, 8, 9)]),
-        Session(1, "interactive", 0.6, [Turn(0.0, 31, 20)]),
-        Session(2, "background", 0.0, [Turn(0.0, 300, ENDLESS // 100)]),
-    )
-    _, recording = traced("baseline", 0.0, work, 20.0)
-    requests = requests_of(recording.ticks)
-    found = sorted(sessions(requests), key=lambda s: s.start)
-    assert [(s.client, round(s.start, 6)) for s in found] == [(2, 0.0), (1, 0.5), (1, 0.6)]
-    thoughts = [round(t.think_s, 4) for s in found for t in s.turns if t.think_s]
-    # The second question follows the answer that came last, whoever asked for it.
-    assert sorted(thoughts) == pytest.approx([1.0, 1.5], abs=0.1)
-    assert list(found[0].turns) == [Turn(0.0, 300, ENDLESS)]
-    at_their_times = sessions(requests, closed=False)
-    assert len(at_their_times) == len(requests)
-
-
-def test_the_machine_of_a_trace_is_the_one_that_made_it() -> None:
-    """Steps, what looking back costs, and the pauses between decodes."""
-    kinds = [(1, 1), (1, 1), (4, 4), (4, 4), (64, 1), (64, 1)]
-    loads = [
-        Load(kind, own_cells=100.0 * n * i, all_cells=(i * i) % 7 * 50.0)
-        for i, kind in enumerate(kinds * 10)
-        for n in (kind[0],)
-    ]
-    steps = {1: 0.008, 4: 0.011, 64: 0.09}
-    took = [steps[x.kind[0]] + 2e-8 * x.own_cells + 3e-6 * x.all_cells for x in loads]
-    found = fit(loads, took)
-    assert found.per_cell == pytest.approx((2e-8, 3e-6), rel=1e-6)
-    for load, seconds in zip(loads, took, strict=True):
-        assert found(load) == pytest.approx(seconds)
-    assert found(Load((34, 1), 0, 0)) == pytest.approx(0.0505)  # never seen: half way
-
-
-def test_a_slow_hour_is_taken_as_it_was() -> None:
-    """Where other programs slowed the machine, the simulated one is slow at the same time."""
-    _, recording = traced("baseline", 0.0, (Session(1, "interactive", 0.0, [Turn(0, 4, 900)]),), 20)
-    slowed = [
-        evolve(tick, decode_s=tick.decode_s * (2.0 if 3.0 < tick.state.now < 5.0 else 1.0))
-        for tick in recording.ticks
-    ]
-    noise = profile(slowed).noise
-    draw = random.Random(1)
-    factors = [statistics.median(noise(draw, 1, t) for _ in range(50)) for t in (1.0, 4.0, 7.0)]
-    assert factors == pytest.approx([1.0, 2.0, 1.0], rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("mix", "policy", "figures"),
-    [
-        ("storm", "baseline", ("itl_p95", "ttft_p50", "tokens_s")),
-        ("storm", "deadline", ("itl_p95", "ttft_p50", "tokens_s")),
-        ("desk", "baseline", ("itl_p95", "ttft_p50", "tokens_s")),
-        # Latencies and first tokens are of two kinds here, with and without a load, and a
-        # percentile that lies between the two jumps with any tick.
-        ("desk", "deadline", ("tokens_s",)),
-    ],
-)
-def test_a_recorded_run_is_predicted(mix: str, policy: str, figures: tuple[str, ...]) -> None:
-    """p95 gap and TTFT within 10 %, throughput within 5 %: the gate of every change."""
-    _, recording = traced(policy, 0.05, sessions_of(WORKLOADS[mix], 5, 40.0), 40.0)
-    found = {one.name: one for one in validate.compare(recording, seeds=range(1))}
-    for name in figures:
-        assert found[name].within, f"{name} is off by {100 * found[name].off:.1f} %"
-
-
-def test_a_prediction_that_is_off_is_not_within() -> None:
-    """A tenth too much is, a ninth is not."""
-    assert validate.Compared("itl_p95", 1.0, 1.1, 0.1000001).within
-    assert not validate.Compared("itl_p95", 1.0, 1.11, 0.10).within
-    assert not validate.Compared("itl_p95", 1.0, 0.89, 0.10).within
-    assert validate.Compared("latencies", 100, 300, None).within is None
-
-
-def test_a_trace_without_a_second_token_has_no_latency_to_predict() -> None:
-    """It says so and predicts nothing."""
-    _, recording = traced("baseline", 0.0, (Session(1, "background", 0.0, [Turn(0, 9, 1)]),), 5.0)
-    with pytest.raises(TraceError, match="no latency"):
-        figures(recording.ticks)
 
 
 # --- comparing policies ---

@@ -26,38 +26,33 @@ _PLACES = 2048  # of an answer that are drawn; behind them they begin again
 
 @frozen(eq=False)
 class Guesses:
-    """What can be guessed of one answer, place by place; behind the last place it begins again.
+    """The guesses at one answer: the probability that each is right if all before it are, and which are.
 
-    `chances` says how likely a guess at a place is right if all before it are; 0: there is none.
-    `right` says whether it is, None if nobody knows. They get rows that cost only if they are
-    `paid`.
+    Behind the last place they begin again. Empty: no guesses.
     """
 
     chances: Sequence[float] = ()
-    right: Sequence[bool | None] = ()
-    paid: bool = True
+    right: Sequence[bool] = ()
 
     @classmethod
     def always(cls, chance: float) -> Guesses:
-        """Return guesses at every place that are right with this chance."""
-        return cls((chance,) * _PLACES, (None,) * _PLACES)
+        """Return guesses at every place that are right with this probability."""
+        return cls((chance,) * _PLACES)
 
     def settled(self, draw: random.Random) -> Guesses:
-        """Return these guesses, with those right that `draw` says where nobody knows."""
-        right = [
-            draw.random() < chance if known is None else known
-            for chance, known in zip(self.chances, self.right, strict=True)
-        ]
-        return evolve(self, right=right)
+        """Return these guesses with `draw` deciding which are right, unless `right` already does."""
+        if self.right:
+            return self
+        return evolve(self, right=[draw.random() < chance for chance in self.chances])
 
     def behind(self, place: int, most: int) -> tuple[list[bool], list[float]]:
-        """Return up to `most` guesses from a place on: which are right, and each one's chance."""
+        """Return up to `most` guesses from a place on: which are right, and each one's probability."""
         n = len(self.chances)
         right: list[bool] = []
         chances: list[float] = []
         while n and len(right) < most and self.chances[place % n] > 0:
             chances.append(self.chances[place % n])
-            right.append(bool(self.right[place % n]))
+            right.append(self.right[place % n])
             place += 1
         return right, chances
 
@@ -65,18 +60,6 @@ class Guesses:
 NO_GUESSES = Guesses()
 Texts = Callable[[random.Random], Guesses]
 """What can be guessed of another answer: drawn."""
-
-
-def any_of(recorded: Sequence[Guesses]) -> Texts:
-    """Return what gives answers like the recorded ones: one of them, begun anywhere."""
-
-    def drawn(draw: random.Random) -> Guesses:
-        one = draw.choice(recorded)
-        at = draw.randrange(len(one.chances)) if one.chances else 0
-        chances, right = (*one.chances[at:], *one.chances[:at]), (*one.right[at:], *one.right[:at])
-        return Guesses(chances, right, one.paid)
-
-    return drawn
 
 
 @define

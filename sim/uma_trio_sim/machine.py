@@ -1,7 +1,6 @@
 """How long a simulated tick takes: a cost table, the time between two decodes, and noise.
 
-A :class:`Profile` is what is known of a machine: a built-in table, a daemon's cost file, or what
-a trace shows (:mod:`uma_trio_sim.fitted`). A :class:`MachineRun` is one run on it, with a seed.
+A :class:`Profile` is what is known of a machine: a built-in table or a daemon's cost file. A :class:`MachineRun` is one run on it, with a seed.
 """
 
 from __future__ import annotations

@@ -126,8 +126,7 @@ class Simulation(World):
     """One engine with one policy on one machine; the default machine is ``q4_0``, noise 2 %.
 
     `settings` is what the engine is told, instead of what follows from `profile` and `contract`.
-    `recorder` is given every tick. With `guesses` the answers of requests that bring none of their
-    own are guessed at as these say; without, the texts of prompts and answers are looked up where
+    `recorder` is given every tick. With `guesses` answers are guessed at as these say; without, the texts of prompts and answers are looked up where
     `limits` have rows for drafts. Public parts are for
     reading: the `engine`, its `metrics` and `backend`, and the `machine`, which counts time and
     tokens by client.
@@ -209,13 +208,11 @@ class Simulation(World):
         if self._texts is None:
             return NO_GUESSES
         draw = random.Random(f"{self._seed}/guesses/{request.handle}")
-        guesses = self._texts(draw) if request.guesses is None else request.guesses
-        return guesses.settled(draw)
+        return self._texts(draw).settled(draw)
 
     def _send(self, request: SimulatedRequest) -> None:
-        guesses = self._guesses(request)
         if self._drafter is not None:
-            self._drafter.expect(request.handle, guesses)
+            self._drafter.expect(request.handle, self._guesses(request))
         request.on_shown = lambda n: self.inbox.put(Credit(request.handle, n))
         request.wake_at = lambda when: self.at(when, request.show_due)
         self.inbox.submit(
@@ -236,6 +233,5 @@ class Simulation(World):
                 namespace=None if request.prompt is None else "told",
                 smooth=request.awaits == "tokens",
                 awaits=request.awaits,
-                speculation="auto" if guesses.paid else "free",
             )
         )

@@ -19,7 +19,6 @@ from itertools import count
 from attrs import frozen
 
 from uma_trio.words import Awaits, Lane
-from uma_trio_sim.guesses import Guesses
 from uma_trio_sim.world import World
 
 BURSTINESS = 2.0  # coefficient of variation of the times between sessions
@@ -57,16 +56,12 @@ class Application:
 
 @frozen
 class Turn:
-    """One request, sent `think_s` after the answer before it. Earlier prompts had `shared` tokens of it.
-
-    Of its answer can be guessed what `guesses` say, or else what the world has for any.
-    """
+    """One request, sent `think_s` after the answer before it. Earlier prompts had `shared` tokens of it."""
 
     think_s: float
     prompt: int
     answer: int
     shared: int = 0
-    guesses: Guesses | None = None
 
 
 @frozen(eq=False)
@@ -244,7 +239,6 @@ def _asking(world: World, session: Session, left: Iterator[Turn]) -> Callable[[]
                 client=session.client,
                 lane=session.lane,
                 on_end=think,
-                guesses=turn.guesses,
                 awaits=session.awaits,
             )
 

@@ -15,7 +15,6 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.messages import Finished, StreamItem, Targets, TokenOut
 from uma_trio.engine.playout import moved_forward
 from uma_trio.words import Awaits, Lane
-from uma_trio_sim.guesses import Guesses
 from uma_trio_sim.latency import gaps, itl, startup_itl
 
 
@@ -38,8 +37,7 @@ class SimulatedRequest:
     that is not to be shown yet is held, as a connection holds it. `on_end` is called when
     the last token or an error has come; `end` then says which.
 
-    `token_times` is when each token was shown, `computed_times` when it was there. `guesses` are
-    what can be guessed of its answer, None for what the world has for any.
+    `token_times` is when each token was shown, `computed_times` when it was there.
     """
 
     clock: Clock
@@ -52,7 +50,6 @@ class SimulatedRequest:
     targets: Targets = Factory(Targets)
     prompt: IntArray | None = None
     awaits: Awaits = "tokens"
-    guesses: Guesses | None = None
     on_end: Callable[[], None] | None = None
     on_shown: Callable[[int], None] | None = None
     wake_at: Callable[[float], None] | None = None
@@ -147,7 +144,6 @@ class World(ABC):
         targets: Targets | None = None,
         on_end: Callable[[], None] | None = None,
         prompt: IntArray | None = None,
-        guesses: Guesses | None = None,
         awaits: Awaits = "tokens",
     ) -> SimulatedRequest:
         """Send a request now, whose `prompt` is any tokens. It generates `max_tokens` tokens."""
@@ -162,7 +158,6 @@ class World(ABC):
             targets=targets or Targets(),
             on_end=on_end,
             prompt=prompt,
-            guesses=guesses,
             awaits=awaits,
         )
         self.requests.append(request)

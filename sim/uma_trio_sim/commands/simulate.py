@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +15,9 @@ from uma_trio_sim.commands.progress import RunsDone
 if TYPE_CHECKING:
     from uma_trio_sim.compare import Row
     from uma_trio_sim.guesses import Texts
-    from uma_trio_sim.machine import Noise, Profile
-    from uma_trio_sim.trace import Recording
-    from uma_trio_sim.validate import Compared
+    from uma_trio_sim.machine import Profile
 
-OFF = 1  # a prediction is further off than it may be
-TROUBLE = 2  # nothing was simulated; the same statuses as diff's
+TROUBLE = 2  # nothing was simulated; the same status as diff's
 
 Several = Parameter(consume_multiple=True, negative="")
 _COLUMNS = (
@@ -33,22 +29,14 @@ _COLUMNS = (
     ("RIGHT", "draft_accepted_ratio", 2),
     ("GRANTS", "floor_grants", 0), ("INFEASIBLE", "infeasible", 0), ("N", "latencies", 0),
 )  # fmt: skip
-_FIGURES = (
-    ("ITL p50, ms", "itl_p50", 1e3), ("ITL p95, ms", "itl_p95", 1e3),
-    ("ITL p99, ms", "itl_p99", 1e3), ("TTFT p50, ms", "ttft_p50", 1e3),
-    ("tokens/s computed", "tokens_s", 1.0), ("gap p95, ms", "gap_p95", 1e3),
-    ("tokens/delivery", "delivered", 1.0), ("drafted/tick", "drafted", 1.0),
-    ("of these right", "accepted", 1.0),
-)  # fmt: skip
-
 _GAP = 2  # blanks between two columns
 
 _WORKLOADS = (
     "desk, storm, paste, fairness, agents, bursts, huge, or module:name; default: the first four."
 )
 _MACHINES = "q4_0 (the default), q4_0-slow, q8_0, q4_k_m or h200."
-_DRAFTS = "none; the probability that a guess is right (0.7); or trace, as recorded in the trace."
-_NOISE = "none; a standard deviation (0.02); or trace, as recorded in the trace."
+_DRAFTS = "The probability that a guess at a token is right (0.7); default: no guesses."
+_NOISE = "The standard deviation of a tick's time (0.02)."
 
 
 class _Refused(Exception):
@@ -75,45 +63,38 @@ def simulate(
     cost: Annotated[
         Path | None, _flag("Simulate the machine of a daemon's cost file.", "FILE")
     ] = None,
-    trace: Annotated[Path | None, _flag("Simulate the machine of a trace.", "FILE")] = None,
-    noise: Annotated[str | None, _flag(_NOISE, "SIGMA")] = None,
-    drafts: Annotated[str | None, _flag(_DRAFTS, "CHANCE")] = None,
+    noise: Annotated[float, _flag(_NOISE, "SIGMA")] = 0.02,
+    drafts: Annotated[float | None, _flag(_DRAFTS, "CHANCE")] = None,
     seconds: Annotated[float, _flag("Virtual seconds of each run.")] = 60.0,
     seeds: Annotated[int, _flag("Runs of each case, one seed each.")] = 3,
     seed: Annotated[int, _flag("The first seed.")] = 0,
-    validate: Annotated[
-        bool, _flag("With --trace: compare the simulation with the measured figures.")
-    ] = False,
-    open: Annotated[bool, _flag("With --validate: start requests as recorded.")] = False,  # noqa: A002
     json: Annotated[bool, _flag("Print JSON.")] = False,
 ) -> int:
     """Compare policies in virtual time, without a model or a daemon. A seed always gives the same figures.
 
-    Exit status: 0 on success, 1 if --validate finds a prediction out of bounds, 2 if nothing was simulated.
+    Exit status: 0 on success, 2 if nothing was simulated.
     """
     from uma_trio.policy.pipeline import PolicyError
-    from uma_trio.policy.portable import TraceError
     from uma_trio_sim.compare import NoWorkload
     from uma_trio_sim.machine import NoCost
 
     try:
-        _check(seconds, seeds, cap, [machine, cost, trace])
-        if validate:
-            return _validate(trace, range(seed, seed + seeds), closed=not open, as_json=json)
-        profile = _profile(machine, cost, trace, noise)
-        several = range(seed, seed + seeds)
-        guesses = _guesses(drafts, trace)
-        _compare(policy, workload, cap, profile, seconds, several, guesses, as_json=json)
+        _check(seconds, seeds, cap, noise, drafts)
+        profile = _profile(machine, cost, noise)
+        runs = range(seed, seed + seeds)
+        _compare(policy, workload, cap, profile, seconds, runs, _guesses(drafts), as_json=json)
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}.")
-    except (_Refused, NoCost, NoWorkload, PolicyError, TraceError) as error:
+    except (_Refused, NoCost, NoWorkload, PolicyError) as error:
         complain(f"{error}.")
     else:
         return OK
     return TROUBLE
 
 
-def _check(seconds: float, seeds: int, caps: Sequence[float], machines: list[object]) -> None:
+def _check(
+    seconds: float, seeds: int, caps: Sequence[float], noise: float, drafts: float | None
+) -> None:
     """Raise :class:`_Refused` for values that make no sense."""
     if seconds < 1:
         raise _Refused(f"--seconds is at least 1, not {seconds:g}")
@@ -121,69 +102,29 @@ def _check(seconds: float, seeds: int, caps: Sequence[float], machines: list[obj
         raise _Refused(f"--seeds is at least 1, not {seeds}")
     if min(caps) <= 1:
         raise _Refused(f"--cap is above 1, times the ITL of a stream alone, not {min(caps):g}")
-    if sum(given is not None for given in machines) > 1:
-        raise _Refused("--machine, --cost and --trace each name the machine: give one of them")
+    if not 0 <= noise < 1:
+        raise _Refused(f"--noise is a standard deviation from 0 to 1 such as 0.02, not {noise:g}")
+    if drafts is not None and not 0 < drafts <= 1:
+        raise _Refused(f"--drafts is a probability up to 1 such as 0.7, not {drafts:g}")
 
 
-def _profile(
-    machine: str | None, cost: Path | None, trace: Path | None, noise: str | None
-) -> Profile:
-    """Return the machine that the options name."""
-    from attrs import evolve
+def _profile(machine: str | None, cost: Path | None, noise: float) -> Profile:
+    from uma_trio_sim.machine import TABLES, built_in, from_cost_file, gaussian
 
-    from uma_trio_sim.fitted import profile
-    from uma_trio_sim.machine import TABLES, built_in, from_cost_file
-    from uma_trio_sim.trace import read
-
-    if trace is not None:
-        seen = profile(read(trace).ticks)
-        return seen if noise in (None, "trace") else evolve(seen, noise=_noise(noise))
+    if machine is not None and cost is not None:
+        raise _Refused("--machine and --cost each name the machine: give one of them")
     if cost is not None:
-        return from_cost_file(cost, _noise(noise))
+        return from_cost_file(cost, gaussian(noise))
     machine = machine or "q4_0"
     if machine not in TABLES:
         raise _Refused(f"no machine is called {machine!r}; there are {', '.join(TABLES)}")
-    return built_in(machine, _noise(noise))
+    return built_in(machine, gaussian(noise))
 
 
-def _noise(text: str | None) -> Noise:
-    from uma_trio_sim.machine import gaussian, steady
+def _guesses(chance: float | None) -> Texts | None:
+    from uma_trio_sim.guesses import Guesses
 
-    if text == "none":
-        return steady
-    if text == "trace":
-        raise _Refused("--noise trace draws from a trace: name it by --trace")
-    try:
-        sigma = float(text or "0.02")
-    except ValueError:
-        sigma = -1.0
-    if not 0 <= sigma < 1:
-        raise _Refused(f"--noise is none, trace, or a sigma from 0 to 1 such as 0.02, not {text}")
-    return gaussian(sigma)
-
-
-def _guesses(text: str | None, trace: Path | None) -> Texts | None:
-    """Return what can be guessed of answers; what a trace has unless something else is wanted."""
-    from uma_trio_sim.guesses import Guesses, any_of
-    from uma_trio_sim.trace import read
-    from uma_trio_sim.traced_guesses import guesses_of
-
-    if text == "none" or (text is None and trace is None):
-        return None
-    if text in (None, "trace"):
-        if trace is None:
-            raise _Refused("--drafts trace takes them from a trace: name it by --trace")
-        recorded = list(guesses_of(read(trace).ticks).values())
-        if text and not recorded:
-            raise _Refused(f"--drafts trace: nothing was guessed in {trace}")
-        return any_of(recorded) if recorded else None
-    try:
-        chance = float(text or "")
-    except ValueError:
-        chance = -1.0
-    if not 0 < chance <= 1:
-        raise _Refused(f"--drafts is none, trace, or a chance up to 1 such as 0.7, not {text}")
-    return lambda _draw: Guesses.always(chance)
+    return None if chance is None else lambda _draw: Guesses.always(chance)
 
 
 def _compare(
@@ -231,47 +172,6 @@ def _table(workload: str, rows: Sequence[Row]) -> None:
     cells = [[_cell(row[name], digits) for _, name, digits in _COLUMNS] for row in rows]
     console().print(f"\n{workload}")
     _print(tuple(heading for heading, _, _ in _COLUMNS), cells)
-
-
-def _validate(trace: Path | None, seeds: range, *, closed: bool, as_json: bool) -> int:
-    from uma_trio_sim.trace import read
-    from uma_trio_sim.validate import compare
-
-    if trace is None:
-        raise _Refused("--validate compares the simulation with a trace: name it by --trace")
-    recording = read(trace)
-    found = compare(recording, seeds, closed=closed)
-    if as_json:
-        for one in found:
-            print_json({"figure": one.name, "measured": one.measured, "predicted": one.predicted,
-                        "off": one.off if isfinite(one.off) else None, "bound": one.bound, "within": one.within})  # fmt: skip
-    else:
-        _explain(recording, {one.name: one for one in found}, len(seeds))
-    return OFF if any(one.within is False for one in found) else OK
-
-
-def _explain(recording: Recording, found: dict[str, Compared], seeds: int) -> None:
-    header, counted = recording.header, found["latencies"]
-    missing = "its end" if recording.dropped is None else several(recording.dropped, "tick")
-    console().print(
-        f"{header.model}, policy {header.policy}: {several(len(recording.ticks), 'tick')}, {missing} missing, "
-        f"{several(round(found['requests'].measured), 'request')}, {counted.measured:.0f} latencies measured and "
-        f"{counted.predicted:.0f} predicted, medians of {several(seeds, 'simulation')}."
-    )
-    verdict = {True: "yes", False: "NO", None: "-"}
-    rows = [
-        [title, f"{factor * one.measured:.2f}", f"{factor * one.predicted:.2f}",
-         _off(one.off), "-" if one.bound is None else f"{100 * one.bound:.0f} %",
-         verdict[one.within]]
-        for title, name, factor in _FIGURES
-        for one in (found[name],)
-    ]  # fmt: skip
-    _print(("FIGURE", "MEASURED", "PREDICTED", "OFF BY", "MAY BE", "WITHIN"), rows)
-
-
-def _off(share: float) -> str:
-    """Return how far a prediction is off; nothing measured has no share."""
-    return f"{100 * share:+.1f} %" if isfinite(share) else "-"
 
 
 def _print(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
