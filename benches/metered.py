@@ -93,7 +93,7 @@ class Meter:
 
 
 def _serve_real(path: Path, arguments: list[str]) -> None:
-    from uma_trio.machine import limit_spinning
+    from uma_trio.config.hardware import limit_spinning
 
     limit_spinning()  # as the daemon does, which would be too late once the library is loaded
     from uma_trio.backend import _llama_lib as lib
@@ -139,7 +139,7 @@ def serve_on(backend: Backend, config: Config) -> None:
     """Run a daemon on `backend` until it is told to stop. It says when it is ready, as `serve` does."""
     import trio
 
-    from uma_trio import daemon
+    from uma_trio.app import daemon
     from uma_trio.cli.serve import LoadProgress
 
     async def serve() -> None:

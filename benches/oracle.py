@@ -55,7 +55,7 @@ class Oracle(Drafter):
 
 def main() -> None:
     """Run the daemon as the rest of the command line says."""
-    from uma_trio.machine import limit_spinning
+    from uma_trio.config.hardware import limit_spinning
 
     limit_spinning()  # as the daemon does, which would be too late once the library is loaded
     from uma_trio.cli.main import main as cli

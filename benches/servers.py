@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benches.clients import FramedWire, SseWire, Wire
 from benches.host import ROOT
-from uma_trio.machine import limit_spinning
+from uma_trio.config.hardware import limit_spinning
 
 FAKE = Path("fake")  # in place of a model: the daemon computes nothing
 START_S = 120.0

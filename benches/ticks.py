@@ -13,8 +13,8 @@ from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, StreamItem, Submit
 from uma_trio.engine.outlet import Outlet
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.by_name import find_policy
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio_sim.fake import FakeBackend, FakeVocabulary
 from uma_trio_sim.machine import built_in
 from uma_trio_sim.simulation import settings_for

@@ -11,18 +11,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uma_trio.http import embeddings, rerank, status
-from uma_trio.http.anthropic.endpoint import Messages
-from uma_trio.http.fields import Field
-from uma_trio.http.llama import server as llama_server
-from uma_trio.http.llama.completion import Completion
-from uma_trio.http.ollama import fields as ollama_fields
-from uma_trio.http.ollama import models as ollama_models
-from uma_trio.http.ollama.endpoint import OllamaChat, OllamaGenerate
-from uma_trio.http.openai.chat import ChatCompletions
-from uma_trio.http.openai.completions import Completions
-from uma_trio.http.responses.endpoint import Responses
-from uma_trio.http.routes import ROUTES
+from uma_trio.api import embeddings, rerank, status
+from uma_trio.api.anthropic.endpoint import Messages
+from uma_trio.api.fields import Field
+from uma_trio.api.llama import server as llama_server
+from uma_trio.api.llama.completion import Completion
+from uma_trio.api.ollama import fields as ollama_fields
+from uma_trio.api.ollama import models as ollama_models
+from uma_trio.api.ollama.endpoint import OllamaChat, OllamaGenerate
+from uma_trio.api.openai.chat import ChatCompletions
+from uma_trio.api.openai.completions import Completions
+from uma_trio.api.responses.endpoint import Responses
+from uma_trio.api.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent / "HTTP.md"
 

@@ -40,8 +40,8 @@ from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submi
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.models import bundled_model
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio.words import Lane
 
 STORY = make_story(random.Random(3), Asked()).text

@@ -12,7 +12,7 @@ import hypothesis
 import msgspec
 from hypothesis import strategies as st
 
-from uma_trio.http.wire.pieces import (
+from uma_trio.http.pieces import (
     PIECE_BYTES,
     PIECE_MARKS,
     Excessive,

@@ -18,31 +18,31 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
+from uma_trio.api.anthropic import messages as messages_input
+from uma_trio.api.anthropic.endpoint import Messages
+from uma_trio.api.api import Api
+from uma_trio.api.asking import origin_of
+from uma_trio.api.bias import by_token
+from uma_trio.api.fields import decode, document_of
+from uma_trio.api.llama.completion import Completion
+from uma_trio.api.ollama.endpoint import OllamaChat, OllamaGenerate
+from uma_trio.api.openai.chat import ChatCompletions
+from uma_trio.api.openai.completions import Completions
+from uma_trio.api.responses import messages as responses_input
+from uma_trio.api.responses.endpoint import Responses
 from uma_trio.engine.inbox import Inbox
-from uma_trio.http.anthropic import messages as messages_input
-from uma_trio.http.anthropic.endpoint import Messages
-from uma_trio.http.api import Api
-from uma_trio.http.asking import origin_of
-from uma_trio.http.bias import by_token
-from uma_trio.http.fields import decode, document_of
-from uma_trio.http.llama.completion import Completion
-from uma_trio.http.ollama.endpoint import OllamaChat, OllamaGenerate
-from uma_trio.http.openai.chat import ChatCompletions
-from uma_trio.http.openai.completions import Completions
-from uma_trio.http.responses import messages as responses_input
-from uma_trio.http.responses.endpoint import Responses
-from uma_trio.http.wire.connection import Connection
-from uma_trio.http.wire.exchange import Exchange
-from uma_trio.http.wire.message import Reply
-from uma_trio.http.wire.router import Route, Router
-from uma_trio.http.wire.settings import Settings, Shared
+from uma_trio.http.connection import Connection
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Reply
+from uma_trio.http.router import Route, Router
+from uma_trio.http.settings import Settings, Shared
+from uma_trio.observe.metrics import Metrics
 from uma_trio.service.checks import Bounds
 from uma_trio.service.fair import Answer
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.frontend import FrontEnd
 from uma_trio_sim.fake import FakeBackend
 

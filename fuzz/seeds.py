@@ -31,6 +31,7 @@ from attrs import evolve
 from fuzz.answers import SHARED, Sink
 from models.storyteller.evaluate import prompt
 from models.storyteller.questions import set_questions
+from uma_trio.app.wiring import engine_settings
 from uma_trio.backend.base import FloatArray, Overlap, nothing
 from uma_trio.backend.llama import LlamaBackend
 from uma_trio.config.options import Config
@@ -41,9 +42,8 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sampling.drawing import Numbers
 from uma_trio.models import bundled_model
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.by_name import find_policy
-from uma_trio.telemetry.metrics import Metrics
-from uma_trio.wiring import engine_settings
 from uma_trio.words import SPECULATIONS, Speculation, chosen
 
 _CELLS = 8192

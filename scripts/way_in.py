@@ -24,10 +24,10 @@ import trio
 
 import uma_protocol
 import uma_trio
-from uma_trio import daemon
+from uma_trio.app import daemon
 from uma_trio.backend.base import Overlap, nothing
 from uma_trio.config.settings import load
-from uma_trio.telemetry import log
+from uma_trio.observe import log
 from uma_trio_sim.fake import FakeBackend
 
 ROOTS = [Path(str(package.__file__)).parent for package in (uma_trio, uma_protocol)]

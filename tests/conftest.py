@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-from uma_trio.machine import limit_spinning
+from uma_trio.config.hardware import limit_spinning
 
 # As the daemon does. Later is too late: modules of tests load llama.cpp while they are collected.
 limit_spinning()

@@ -35,13 +35,13 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import Recorded
 from uma_trio.engine.sampling import AT_ONCE, Masks
+from uma_trio.observe import telling
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 from uma_trio.service.directory import Directory
-from uma_trio.stories import telling
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio.text.constraint import Constraint
 from uma_trio.text.stream import TokenText
 from uma_trio.words import Lane, Speculation

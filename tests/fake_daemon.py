@@ -17,16 +17,16 @@ from pathlib import Path
 import trio
 from reply_kit import THINKING_TEMPLATE
 
-from uma_trio import daemon
+from uma_trio.app import daemon
 from uma_trio.backend.base import FloatArray, Overlap, nothing
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.settings import flag_key, load
 from uma_trio.engine.task import EngineDied
+from uma_trio.observe import log
 from uma_trio.sockets.handover import HandoverFailed
 from uma_trio.sockets.inherited import inherited_sockets
 from uma_trio.sockets.listener import SocketTaken
 from uma_trio.sockets.supervisor import Supervisor
-from uma_trio.telemetry import log
 from uma_trio_sim.fake import FakeBackend, InjectedFault
 from uma_trio_sim.scripted import ScriptedBackend
 

@@ -14,10 +14,10 @@ import trio
 from attrs import Factory, define, evolve, fields
 from net_kit import House, at_once, house
 
-from uma_trio.http.routes import router
-from uma_trio.http.wire.memory import ClientMemory
-from uma_trio.http.wire.server import Server
-from uma_trio.http.wire.settings import Settings, Shared
+from uma_trio.api.routes import router
+from uma_trio.http.memory import ClientMemory
+from uma_trio.http.server import Server
+from uma_trio.http.settings import Settings, Shared
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport

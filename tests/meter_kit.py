@@ -19,9 +19,9 @@ import trio
 from attrs import Factory, define, frozen
 from net_kit import at_once
 
-from uma_trio.http import fields, tokens
-from uma_trio.http.wire import sse, writing
-from uma_trio.http.wire.pieces import decoded
+from uma_trio.api import fields, tokens
+from uma_trio.http import sse, writing
+from uma_trio.http.pieces import decoded
 from uma_trio_sim.fake import FakeVocabulary
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')

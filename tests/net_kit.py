@@ -38,8 +38,7 @@ from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import StreamItem
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.net.server import Server
-from uma_trio.net.settings import Settings, Shared
+from uma_trio.observe.outlook import Outlook
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
@@ -52,8 +51,9 @@ from uma_trio.service.service import Service
 from uma_trio.service.stream import Pipe
 from uma_trio.sockets.listener import Listener
 from uma_trio.sockets.transport import Transport
-from uma_trio.telemetry.outlook import Outlook
 from uma_trio.text.frontend import FrontEnd
+from uma_trio.uds.server import Server
+from uma_trio.uds.settings import Settings, Shared
 from uma_trio_sim.fake import FakeBackend, linear_cost
 
 TICK_S = 0.020

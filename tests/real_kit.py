@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from uma_trio import daemon
+from uma_trio.app import daemon
 from uma_trio.backend.base import Backend
 from uma_trio.config.settings import load
 

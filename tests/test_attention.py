@@ -31,15 +31,15 @@ from uma_trio.backend.attention import (
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.backend.placement import Placement
-from uma_trio.costing.attention import (
+from uma_trio.models import bundled_model
+from uma_trio.policy.costing.attention import (
     Timed,
     attention_file,
     flash_is_faster,
     recall,
     remember,
 )
-from uma_trio.costing.neighbours import CpuTimes
-from uma_trio.models import bundled_model
+from uma_trio.policy.costing.neighbours import CpuTimes
 
 MODEL = Subject("a model", 1000, "k=f16,v=f16", 2, "1.0")
 CPU = Placement.of(9, [], -1)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus, Traits
-from uma_trio.costing.calibrate import (
+from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.costing.calibrate import (
     LEAST_USED_SHARE,
     LONGER,
     ORDER,
     Calibration,
     assume_looking_back,
 )
-from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio_sim.fake import InjectedFault
 
 EVERY = tuple(sorted(s.tokens for s in ORDER if s.rows == 1 and s.tokens <= 512))

@@ -35,9 +35,9 @@ from uma_protocol import (
 from uma_trio.cli.printer import Printer
 from uma_trio.client import ServerError
 from uma_trio.engine.messages import Finished, SamplingParams
+from uma_trio.observe.sentences import sentences
 from uma_trio.service.answers import together
 from uma_trio.service.ask import Ask, of_choice
-from uma_trio.stories.sentences import sentences
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ import trio
 
 pytest.importorskip("llama_cpp")
 
-from uma_trio import daemon
+from uma_trio.app import daemon
 from uma_trio.client import Client, connect
 from uma_trio.config.settings import load
 from uma_trio.models import bundled_model

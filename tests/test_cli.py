@@ -26,6 +26,7 @@ from cli_kit import PATIENCE_S, answer, command, double, environment, eos, refus
 
 from uma_protocol import Generate, SetPriority, Token, Tool, ToolCall
 from uma_trio import __version__
+from uma_trio.app.daemon import ReadyInfo
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.cli import checks
 from uma_trio.cli.check_place import check_socket
@@ -41,10 +42,9 @@ from uma_trio.cli.demo import Pane
 from uma_trio.cli.output import policy_in_words
 from uma_trio.cli.serve import ready_block
 from uma_trio.config.options import Config
-from uma_trio.daemon import ReadyInfo
 from uma_trio.models import bundled_model
-from uma_trio.saying import count, duration, harmless, several, size
 from uma_trio.sockets.listener import claim
+from uma_trio.words import count, duration, harmless, several, size
 from uma_trio_sim.fake import FakeBackend
 
 _LOOK: dict[str, Any] = {

@@ -21,8 +21,8 @@ from uma_trio.cli.cost import (
 )
 from uma_trio.cli.doctor import doctor
 from uma_trio.config.options import Config
-from uma_trio.costing.measured import Measured
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.costing.measured import Measured
 from uma_trio_sim.fake import FakeBackend
 
 STAIRS = CostModel(Staircase((1, 2, 3, 4, 8, 64), (0.008, 0.012, 0.016, 0.011, 0.019, 0.094)))
@@ -131,7 +131,7 @@ def test_each_number_of_slots_has_its_own_figures(
 ) -> None:
     """`--parallel` here is the daemon's: what is told is what that daemon would use."""
     load = Loader()
-    monkeypatch.setattr("uma_trio.wiring.load_backend", load)
+    monkeypatch.setattr("uma_trio.app.wiring.load_backend", load)
     files = []
     for parallel in ("2", "3", "2"):
         assert doctor(cost=True, json=True, parallel=parallel) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uma_trio.cli.overview import overview
-from uma_trio.telemetry.metrics import Metrics
+from uma_trio.observe.metrics import Metrics
 
 _BUSY = {
     "ttft_ms": {"p50": 40.17, "p95": 1234.0},

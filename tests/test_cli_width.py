@@ -14,7 +14,7 @@ from uma_protocol import SessionInfo
 from uma_trio.cli import demo, doctor, metrics, ps
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import console
-from uma_trio.telemetry.metrics import Metrics
+from uma_trio.observe.metrics import Metrics
 from uma_trio_sim.commands import simulate
 
 FIGURES: dict[str, Any] = {

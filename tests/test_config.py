@@ -8,6 +8,7 @@ import attrs
 import pytest
 from attrs.exceptions import FrozenInstanceError
 
+from uma_trio.app.wiring import chosen_policy, engine_settings
 from uma_trio.backend.kv_types import KV_TYPES
 from uma_trio.config.groups import grouped
 from uma_trio.config.option import ConfigError, show
@@ -15,7 +16,6 @@ from uma_trio.config.options import OPTIONS, Config, replace
 from uma_trio.config.reserved import RESERVED
 from uma_trio.config.settings import flag_key, known_env, known_keys, load, restated
 from uma_trio.policy.state import Contract
-from uma_trio.wiring import chosen_policy, engine_settings
 from uma_trio_sim.fake import FakeBackend
 
 TRACKER = """

@@ -11,10 +11,10 @@ from machine_kit import Clock, Machine
 from test_prefix_cache import letters
 
 from uma_trio.backend.base import Saved, Traits
-from uma_trio.costing.copying import copies_file, known_copies, time_copies
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.costing.copying import copies_file, known_copies, time_copies
 from uma_trio.policy.prefix import SCATTERED, Copying
 
 BUS = Copying(save_s=20e-6, restore_s=30e-6, scattered_s=200e-6)

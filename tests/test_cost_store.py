@@ -10,11 +10,11 @@ import structlog.testing
 from attrs import evolve
 
 from uma_trio.backend.placement import Placement
-from uma_trio.costing import store
-from uma_trio.costing.measured import Neighbour, measured_cost
-from uma_trio.costing.neighbours import CpuTimes
-from uma_trio.costing.store import Unusable, cost_file, recall, remember
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.costing import store
+from uma_trio.policy.costing.measured import Neighbour, measured_cost
+from uma_trio.policy.costing.neighbours import CpuTimes
+from uma_trio.policy.costing.store import Unusable, cost_file, recall, remember
 from uma_trio_sim.fake import FakeBackend
 
 MODEL = CostModel(

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from policy_kit import decoder
 
 from uma_protocol import Generate
-from uma_trio import wiring
+from uma_trio.api.asking import speculation_of
+from uma_trio.api.fields import Body
+from uma_trio.app import wiring
+from uma_trio.app.wiring import allowed_speculation
 from uma_trio.backend.base import IntArray, Traits
 from uma_trio.config.options import Config
-from uma_trio.costing.measured import Measured
 from uma_trio.engine.chunk import EARLIER_ANSWERS, OWN_TEXT, DraftOrigin
 from uma_trio.engine.drafts import Drafter
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, Lookup, Runs
@@ -34,11 +36,10 @@ from uma_trio.engine.drafts.pool import (
 from uma_trio.engine.drafts.survival import Survival, part_of
 from uma_trio.engine.messages import Prefix
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.http.asking import speculation_of
-from uma_trio.http.fields import Body
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel
+from uma_trio.policy.costing.measured import Measured
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.drafts import add_drafts
 from uma_trio.policy.deadline.shape import MOST_BALLAST, ballast_for
@@ -46,8 +47,7 @@ from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView
 from uma_trio.policy.tuning import TUNING
-from uma_trio.wire import ask_of
-from uma_trio.wiring import allowed_speculation
+from uma_trio.uds.wire import ask_of
 from uma_trio.words import Lane, Speculation
 from uma_trio_sim.fake import FakeBackend
 

@@ -17,9 +17,9 @@ from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.task import EngineDied, bury, run_compute
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio.words import Lane
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 

@@ -34,11 +34,11 @@ from uma_trio.cli import explain as explain_verb
 from uma_trio.cli.timeline import aligned, tick_table
 from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
+from uma_trio.observe import telling
+from uma_trio.observe.sentences import sentences, shares
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
 from uma_trio.sockets.principal import Principal
-from uma_trio.stories import telling
-from uma_trio.stories.sentences import sentences, shares
 from uma_trio_sim.simulation import Simulation
 
 STORY = StoryInfo(

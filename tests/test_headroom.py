@@ -10,12 +10,12 @@ from net_kit import LogBook
 from trio.testing import MockClock
 
 from uma_trio.engine.messages import Snapshot
+from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.outlook import Outlook, prompt_rate
+from uma_trio.observe.promise import Promise
 from uma_trio.service.agent import MOST, Agent, line_of
 from uma_trio.service.headroom import HALVING_S, NodeLoad, headroom, load_of
 from uma_trio.service.pulse import FRESH_S, PATIENCE_S, SILENT_S, LoadReading, Pulse
-from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.outlook import Outlook, prompt_rate
-from uma_trio.telemetry.promise import Promise
 from uma_trio_sim.fake import FakeBackend
 
 IDLE = NodeLoad(slots=7, cells_total=1000)

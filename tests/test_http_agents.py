@@ -12,7 +12,7 @@ from net_kit import TICK_S
 from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.http.responses.messages import seal
+from uma_trio.api.responses.messages import seal
 from uma_trio_sim.fake import linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 

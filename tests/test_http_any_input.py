@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.http.anthropic import messages as messages_input
-from uma_trio.http.responses import messages as responses_input
-from uma_trio.http.wire.errors import Fault
+from uma_trio.api.anthropic import messages as messages_input
+from uma_trio.api.responses import messages as responses_input
+from uma_trio.http.errors import Fault
 
 # Words that the two APIs know, so that more than the first look at a value is tried.
 WORDS = st.sampled_from(

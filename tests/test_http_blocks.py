@@ -11,13 +11,13 @@ from http_kit import events_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uma_trio.api.anthropic import events as messages_events
+from uma_trio.api.blocks import blocks_of
+from uma_trio.api.responses import events as responses_events
+from uma_trio.api.responses.items import Form, Items
+from uma_trio.api.responses.messages import Tools, unseal
+from uma_trio.api.streams import WholeAnswer
 from uma_trio.engine.messages import Finished, FinishReason, TokenOut
-from uma_trio.http.anthropic import events as messages_events
-from uma_trio.http.blocks import blocks_of
-from uma_trio.http.responses import events as responses_events
-from uma_trio.http.responses.items import Form, Items
-from uma_trio.http.responses.messages import Tools, unseal
-from uma_trio.http.streams import WholeAnswer
 from uma_trio.service.reading import Reading
 from uma_trio.service.service import Service
 from uma_trio.text.replies import Arguments, CallEnd, CallStart, Content, Event, Reasoning

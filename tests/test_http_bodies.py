@@ -19,8 +19,8 @@ from meter_kit import Document, Meter, Work
 from net_kit import TICK_S
 from trio.testing import MockClock
 
-from uma_trio.http.routes import ROUTES
-from uma_trio.http.wire.pieces import PIECE_BYTES, PIECE_MARKS
+from uma_trio.api.routes import ROUTES
+from uma_trio.http.pieces import PIECE_BYTES, PIECE_MARKS
 from uma_trio_sim.fake import FakeBackend, linear_cost
 
 _FILE = "def f(x):\n    return x + 1\n" * 8000  # 200 KiB

@@ -11,11 +11,11 @@ from net_kit import TICK_S
 from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
+from uma_trio.api import fields as intake
+from uma_trio.api.accounts import timings
+from uma_trio.api.fields import document_of
 from uma_trio.engine.messages import Finished
-from uma_trio.http import fields as intake
-from uma_trio.http.accounts import timings
-from uma_trio.http.fields import document_of
-from uma_trio.http.wire.pieces import JsonLimits
+from uma_trio.http.pieces import JsonLimits
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 

@@ -11,7 +11,7 @@ from net_kit import TICK_S
 from reply_kit import HERMES_TEMPLATE, PREFILLED_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.http.responses.messages import messages_of, seal_summary
+from uma_trio.api.responses.messages import messages_of, seal_summary
 from uma_trio_sim.fake import linear_cost
 from uma_trio_sim.scripted import ScriptedBackend
 

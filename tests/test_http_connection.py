@@ -16,10 +16,10 @@ from net_kit import TICK_S, slowly
 from trio.testing import MockClock
 
 from uma_protocol import Code
-from uma_trio.http import status
-from uma_trio.http.wire.exchange import Exchange
-from uma_trio.http.wire.message import Head
-from uma_trio.http.wire.settings import Settings
+from uma_trio.api import status
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Head
+from uma_trio.http.settings import Settings
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer

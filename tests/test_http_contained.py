@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from net_kit import LogBook
 from trio.testing import MockClock
 
-from uma_trio.http.anthropic.endpoint import Messages
-from uma_trio.http.api import Api
-from uma_trio.http.fields import Field
-from uma_trio.http.llama.completion import Completion
-from uma_trio.http.ollama.endpoint import OllamaChat, OllamaGenerate
-from uma_trio.http.openai.chat import ChatCompletions
-from uma_trio.http.openai.completions import Completions
-from uma_trio.http.responses.endpoint import Responses
-from uma_trio.http.wire import connection
-from uma_trio.http.wire.errors import Fault
-from uma_trio.http.wire.heads import MOST_QUERY_FIELDS, head_of
+from uma_trio.api.anthropic.endpoint import Messages
+from uma_trio.api.api import Api
+from uma_trio.api.fields import Field
+from uma_trio.api.llama.completion import Completion
+from uma_trio.api.ollama.endpoint import OllamaChat, OllamaGenerate
+from uma_trio.api.openai.chat import ChatCompletions
+from uma_trio.api.openai.completions import Completions
+from uma_trio.api.responses.endpoint import Responses
+from uma_trio.http import connection
+from uma_trio.http.errors import Fault
+from uma_trio.http.heads import MOST_QUERY_FIELDS, head_of
 from uma_trio.service import fault_log
 from uma_trio.service.fault_log import FaultLog
 

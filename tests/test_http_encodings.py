@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from uma_trio.http.wire.encodings import MOST_MEMBERS, BodyDecoder
-from uma_trio.http.wire.errors import Fault
-from uma_trio.http.wire.memory import FREE
+from uma_trio.http.encodings import MOST_MEMBERS, BodyDecoder
+from uma_trio.http.errors import Fault
+from uma_trio.http.memory import FREE
 
 if sys.version_info >= (3, 14):
     from compression import zstd

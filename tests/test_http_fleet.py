@@ -11,8 +11,8 @@ from net_kit import TICK_S
 from trio.testing import MockClock
 
 from uma_protocol.errors import Code
-from uma_trio.http.wire.guard import MOST_HOPS, behind, is_listed
-from uma_trio.http.wire.message import Head
+from uma_trio.http.guard import MOST_HOPS, behind, is_listed
+from uma_trio.http.message import Head
 from uma_trio.service.pulse import SILENT_S
 from uma_trio.sockets.principal import Principal
 from uma_trio_sim.fake import FakeBackend, linear_cost

@@ -15,9 +15,9 @@ from http_kit import Answer, Client, HttpHouse, http_house
 from trio.testing import MockClock
 
 from uma_protocol.rules import Text
-from uma_trio.http.fields import decode, document_of, honoured
-from uma_trio.http.wire.connection import Connection
-from uma_trio.http.wire.errors import Fault
+from uma_trio.api.fields import decode, document_of, honoured
+from uma_trio.http.connection import Connection
+from uma_trio.http.errors import Fault
 from uma_trio.sockets.principal import Principal
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -9,8 +9,8 @@ from http_kit import HttpHouse, events_of, http_house
 from net_kit import TICK_S
 from trio.testing import MockClock
 
-from uma_trio.http.anthropic.messages import choice_of, goes_on, messages_of, tools_of
-from uma_trio.http.turns import UNSEEN
+from uma_trio.api.anthropic.messages import choice_of, goes_on, messages_of, tools_of
+from uma_trio.api.turns import UNSEEN
 from uma_trio.service.ask import Call, Chat, Message, Tool, ToolChoice
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 

@@ -13,9 +13,9 @@ from net_kit import TICK_S
 from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.http.ollama.messages import goes_on, messages_of
-from uma_trio.http.ollama.models import details_of, figures_of
-from uma_trio.http.wire.errors import Fault as Wrong
+from uma_trio.api.ollama.messages import goes_on, messages_of
+from uma_trio.api.ollama.models import details_of, figures_of
+from uma_trio.http.errors import Fault as Wrong
 from uma_trio.service.ask import Call, Chat, Message
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 from uma_trio_sim.scripted import ScriptedBackend

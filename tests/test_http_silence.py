@@ -17,9 +17,9 @@ from test_loading import loading_house
 from trio.testing import MockClock
 
 from uma_trio.backend.base import ModelError
-from uma_trio.http.wire.exchange import Exchange
-from uma_trio.http.wire.message import Reply
-from uma_trio.http.wire.settings import Shared
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Reply
+from uma_trio.http.settings import Shared
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 PROMPT = "x" * 300

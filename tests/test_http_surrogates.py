@@ -13,7 +13,7 @@ from net_kit import TICK_S
 from reply_kit import FORMATS, HERMES_TEMPLATE, parsed
 from trio.testing import MockClock
 
-from uma_trio.http.wire.pieces import USUAL, NotJson, decoded
+from uma_trio.http.pieces import USUAL, NotJson, decoded
 from uma_trio.text.replies import collect
 from uma_trio.text.slices import in_utf8
 from uma_trio_sim.fake import FakeBackend, linear_cost

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from net_kit import at_once
 from trio.testing import MockClock
 
-from uma_trio.http import tokens
-from uma_trio.http.tokens import ids_of, written_ids
-from uma_trio.http.wire.errors import Fault
+from uma_trio.api import tokens
+from uma_trio.api.tokens import ids_of, written_ids
+from uma_trio.http.errors import Fault
 from uma_trio.text.slices import utf8, utf8_length
 
 
@@ -54,7 +54,7 @@ async def test_a_prompt_of_more_ids_than_the_context_is_refused_by_its_length(
 ) -> None:
     """No item of it is looked at; the answer says how many there are and how many fit."""
     monkeypatch.setattr(
-        "uma_trio.http.fields.document_of", lambda *_: {"prompt": Unlooked([5] * 9000)}
+        "uma_trio.api.fields.document_of", lambda *_: {"prompt": Unlooked([5] * 9000)}
     )
     async with http_house() as daemon:
         answer = await daemon.ask("POST", path, {"prompt": "ignored"})

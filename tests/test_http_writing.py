@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.http.wire import writing
-from uma_trio.http.wire.writing import joined, kept, written
+from uma_trio.http import writing
+from uma_trio.http.writing import joined, kept, written
 from uma_trio.text import slices
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)

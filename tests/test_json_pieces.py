@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.http.wire import pieces
-from uma_trio.http.wire.pieces import (
+from uma_trio.http import pieces
+from uma_trio.http.pieces import (
     MAX_DEPTH,
     MAX_DIGITS,
     PIECE_BYTES,

@@ -18,11 +18,11 @@ from uma_trio.backend.base import ModelError
 from uma_trio.backend.llama_probe import Untried
 from uma_trio.backend.needs import OURS, Estimate, Needs
 from uma_trio.config.options import Config
-from uma_trio.keeper import keeper, room, trial
-from uma_trio.keeper.catalogue import AGAIN_S
-from uma_trio.keeper.entry import Entry
-from uma_trio.keeper.keeper import Keeper
-from uma_trio.keeper.room import SWAP_AFTER_S
+from uma_trio.models import keeper, room, trial
+from uma_trio.models.catalogue import AGAIN_S
+from uma_trio.models.entry import Entry
+from uma_trio.models.keeper import Keeper
+from uma_trio.models.room import SWAP_AFTER_S
 from uma_trio.service.ask import Refusal
 from uma_trio.service.served import Uses
 from uma_trio.service.variants import by_name

@@ -9,9 +9,9 @@ import trio
 from trio.testing import MockClock
 
 from uma_trio.cli.check_running import judge_lag
+from uma_trio.observe.metrics import Metrics
 from uma_trio.service.lag import BUSY_S, IDLE_S, LagWatch
 from uma_trio.service.timer import TrioTimer
-from uma_trio.telemetry.metrics import Metrics
 
 
 @pytest.mark.parametrize(("busy", "period"), [(True, BUSY_S), (False, IDLE_S)])

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio import wiring_http
+from uma_trio.app import wiring_http
+from uma_trio.app.wiring_http import http_port, http_settings
 from uma_trio.cli.check_place import check_http
 from uma_trio.cli.launch import environment, is_welcome, unreachable
 from uma_trio.cli.main import apart
 from uma_trio.cli.serve import _base_url
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
-from uma_trio.http.wire.settings import KeyFileUnusable, read_keys
+from uma_trio.http.settings import KeyFileUnusable, read_keys
 from uma_trio.sockets.address import Address, parse_address
 from uma_trio.sockets.handover import Handed
 from uma_trio.sockets.listener import Listeners
 from uma_trio.sockets.port import PortUnusable, bound
-from uma_trio.wiring_http import http_port, http_settings
 
 
 def key_file(folder: Path, text: str = "# mine\none\n\ntwo\n", mode: int = 0o600) -> Path:

@@ -19,6 +19,7 @@ import pytest
 from gguf import GGUFWriter
 from hub_mirror import COMMIT, Mirror, mirror
 
+from uma_trio.app.wiring import model_path
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.cli.models import models as models_verb
@@ -33,7 +34,6 @@ from uma_trio.library.reference import PullFailed, reference
 from uma_trio.library.stores import Found, models_here
 from uma_trio.library.weights_names import is_model, quant_of, stem_of
 from uma_trio.models import bundled_model
-from uma_trio.wiring import model_path
 
 REPO = "owner/tiny-GGUF"
 NAME = "tiny-Q4_K_M.gguf"

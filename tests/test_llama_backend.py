@@ -21,6 +21,7 @@ from engine_kit import Bench
 from memory_kit import resident_kib
 
 from models.synthetic import PRESETS, write_model
+from uma_trio.app.wiring import load_backend
 from uma_trio.backend import _llama_lib
 from uma_trio.backend._llama_compute import OVER
 from uma_trio.backend._llama_flash import _Deep, _Refused, time_both
@@ -46,7 +47,6 @@ from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import SchedulerState
-from uma_trio.wiring import load_backend
 
 pytestmark = pytest.mark.real
 

@@ -18,15 +18,15 @@ from damage_kit import with_float
 
 from models.encoders import EncoderShape, write_encoder
 from models.synthetic import PRESETS, write_model
-from uma_trio import wiring_encoders
+from uma_trio.app import wiring_encoders
+from uma_trio.app.wiring import gives_of
+from uma_trio.app.wiring_encoders import load_encoder
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend.base import FloatArray, IntArray, ModelError
 from uma_trio.backend.llama_encoder import LlamaEncoder
 from uma_trio.backend.llama_probe import probe, try_computing
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
-from uma_trio.wiring import gives_of
-from uma_trio.wiring_encoders import load_encoder
 
 pytestmark = pytest.mark.real
 

@@ -41,15 +41,15 @@ from uma_protocol import (
     Token,
     UnloadModel,
 )
+from uma_trio.api.fields import Body
+from uma_trio.api.loading import EVENTS, Duration, keep_alive_of, model_for
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.config.options import Config
 from uma_trio.engine.inbox import QueueFull
-from uma_trio.http.fields import Body
-from uma_trio.http.loading import EVENTS, Duration, keep_alive_of, model_for
-from uma_trio.keeper import keeper, room, trial
-from uma_trio.keeper.entry import Entry
-from uma_trio.keeper.keeper import Keeper
+from uma_trio.models import keeper, room, trial
+from uma_trio.models.entry import Entry
+from uma_trio.models.keeper import Keeper
 from uma_trio.service.ask import Door, Origin
 from uma_trio.service.checks import Bounds
 from uma_trio.service.served import ServedModel

@@ -23,9 +23,8 @@ from models.encoders import write_encoder
 from uma_trio.backend import llama_probe
 from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.gguf_header import read_header
-from uma_trio.keeper import keeper, room
-from uma_trio.keeper.entry import Entry
-from uma_trio.models import bundled_model
+from uma_trio.models import bundled_model, keeper, room
+from uma_trio.models.entry import Entry
 
 ASK = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
 

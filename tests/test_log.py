@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from uma_trio.telemetry import log
+from uma_trio.observe import log
 
 
 class Pipe:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.machine import (
+from uma_trio.config.hardware import (
     COLLECTIONS_UNTIL_ALL,
     cpu_features,
     cpu_quota,
@@ -115,8 +115,8 @@ def test_threads_spin_briefly_unless_somebody_said_otherwise() -> None:
 
 
 _HOLDS_FREED_BLOCKS = """
-from uma_trio.machine import give_memory_back
-from uma_trio.telemetry.memory import resident_bytes
+from uma_trio.config.hardware import give_memory_back
+from uma_trio.observe.memory import resident_bytes
 blocks = [bytearray(100_000) for _ in range(1000)]
 last = bytearray(100_000)  # what is free below it stays the heap's
 del blocks

@@ -17,24 +17,24 @@ from attrs import define
 from tests.drafts_kit import Babbler, speaking
 from tests.engine_kit import Bench, Sink
 from tests.machine_kit import TRUTH, Clock, Machine
+from uma_trio.api.llama.metrics import llama_metrics
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit, Targets
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.http.llama.metrics import llama_metrics
+from uma_trio.observe.catalogue import METRICS
+from uma_trio.observe.exposition import prometheus
+from uma_trio.observe.histogram import Histogram, Recent, bounds_ms
+from uma_trio.observe.memory import SharedMemory, proportional_bytes, resident_bytes
+from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.scorecard import COLUMNS, Scorecard
+from uma_trio.observe.table_file import CsvFile
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
-from uma_trio.telemetry.catalogue import METRICS
-from uma_trio.telemetry.exposition import prometheus
-from uma_trio.telemetry.histogram import Histogram, Recent, bounds_ms
-from uma_trio.telemetry.memory import SharedMemory, proportional_bytes, resident_bytes
-from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.scorecard import COLUMNS, Scorecard
-from uma_trio.telemetry.table_file import CsvFile
 from uma_trio.words import Lane
 from uma_trio_sim.fake import FakeBackend
 

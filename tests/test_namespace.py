@@ -8,9 +8,9 @@ from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from uma_trio.api.api import _sharing
+from uma_trio.api.fields import Body
 from uma_trio.engine.messages import SamplingParams
-from uma_trio.http.api import _sharing
-from uma_trio.http.fields import Body
 from uma_trio.service.ask import Ask, Door, Origin, Salt, Sharing, namespace
 from uma_trio.service.shares import MOST_REMEMBERED, Shares
 from uma_trio.sockets.principal import Principal

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from models.synthetic import PRESETS, write_model
-from uma_trio import wiring
+from uma_trio.app import wiring
 from uma_trio.backend import llama_probe
 from uma_trio.backend._llama_breakdown import breakdown
 from uma_trio.backend.base import ModelError

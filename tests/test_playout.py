@@ -30,7 +30,7 @@ from uma_trio.service.ask import Ask, Door, Origin
 from uma_trio.service.playout import GRAIN_S, Playout
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.sockets.principal import Principal
-from uma_trio.wire import ask_of
+from uma_trio.uds.wire import ask_of
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 PLAYOUT_S = Contract().playout_s

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import after, decoder, prompt, state
 
+from uma_trio.app.deployment import describe
 from uma_trio.config.options import Config
-from uma_trio.deployment import describe
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.check import check_plan
@@ -17,7 +18,6 @@ from uma_trio.policy.cost import Work
 from uma_trio.policy.pipeline import PolicyError, compose, keeps_latency_cap
 from uma_trio.policy.plan import Plan, PlanItem, Skip
 from uma_trio.policy.state import MeasuredTick, SchedulerState, SequenceView, is_newcomer
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio_sim.fake import FakeBackend
 
 

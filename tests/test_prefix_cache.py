@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from uma_trio.backend.base import Saved, Traits
+from uma_trio.engine.kv.admin import clear, report
+from uma_trio.engine.kv.compaction import Compaction
+from uma_trio.engine.kv.leaves import Leaf
+from uma_trio.engine.kv.measured import CellTimes
 from uma_trio.engine.messages import Keep, SetLane
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.prefix.admin import clear, report
-from uma_trio.engine.prefix.compaction import Compaction
-from uma_trio.engine.prefix.leaves import Leaf
-from uma_trio.engine.prefix.measured import CellTimes
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.plan import Plan

@@ -16,10 +16,10 @@ import pytest
 from engine_kit import Bench, Sink
 
 from uma_trio.backend.base import IntArray, Saved
+from uma_trio.engine.kv.disk import PrefixDisk
+from uma_trio.engine.kv.page_file import STALE_S, Damaged, PageFolder, PageHead
+from uma_trio.engine.kv.pages import StoredFile
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.prefix.disk import PrefixDisk
-from uma_trio.engine.prefix.page_file import STALE_S, Damaged, PageFolder, PageHead
-from uma_trio.engine.prefix.pages import StoredFile
 from uma_trio.policy.prefix import PAGE
 from uma_trio_sim.fake import FakeBackend
 

@@ -28,8 +28,8 @@ from models.adapters import write_adapter
 from models.synthetic import PRESETS, write_model
 from uma_trio.backend.base import Adapter, Overlap, nothing
 from uma_trio.backend.llama import LlamaBackend
+from uma_trio.engine.kv.disk import PrefixDisk
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.prefix.disk import PrefixDisk
 
 pytestmark = pytest.mark.real
 

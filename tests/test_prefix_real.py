@@ -24,8 +24,8 @@ from uma_trio.backend.kv_memory import attention_only
 from uma_trio.backend.llama import LlamaBackend
 from uma_trio.cli.checks import check_model
 from uma_trio.config.options import Config
+from uma_trio.engine.kv import leaves
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.prefix import leaves
 
 pytestmark = pytest.mark.real
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from test_prefix_cache import MIB, MINE, ask, letters, save_all
 
 from uma_trio.backend.base import Saved
+from uma_trio.engine.kv.leaves import Leaf, Leaves
+from uma_trio.engine.kv.usage import REUSED, Reuse
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.engine.prefix.leaves import Leaf, Leaves
-from uma_trio.engine.prefix.usage import REUSED, Reuse
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio_sim.fake import FakeBackend
 

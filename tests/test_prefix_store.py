@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from uma_trio.backend.base import IntArray, Saved
-from uma_trio.engine.prefix.pages import Page, PageTrie, common
-from uma_trio.engine.prefix.store import PageStore
+from uma_trio.engine.kv.pages import Page, PageTrie, common
+from uma_trio.engine.kv.store import PageStore
 from uma_trio.policy.prefix import PAGE, PINNED_SHARE, Prices, moves_out, rent
 
 CELLS = 1000  # bytes of a saved page

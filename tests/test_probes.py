@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from damage_kit import asserting, called, refused, with_float
 
-from uma_trio import wiring
+from uma_trio.app import wiring
+from uma_trio.app.wiring import estimate, try_computing
 from uma_trio.backend import gguf_header, llama_probe
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import read_header
@@ -22,7 +23,6 @@ from uma_trio.backend.llama_probe import Untried, header, probing
 from uma_trio.cli.checks import check_computing
 from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
-from uma_trio.wiring import estimate, try_computing
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.promise import Promise, PromiseFigures
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
-from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.promise import Promise, PromiseFigures
 from uma_trio_sim.simulation import Simulation
 
 COST = CostModel(Staircase((1, 4, 16), (0.010, 0.020, 0.040)), scale=1.5)

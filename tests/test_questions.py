@@ -12,9 +12,9 @@ from net_kit import house
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Explain, Explanation, Generate, GetMetrics
+from uma_trio.observe import telling
 from uma_trio.service.questions import LEAST_S, LONGEST_PAUSE_S, PAUSE, Questions
 from uma_trio.sockets.principal import Principal
-from uma_trio.stories import telling
 
 WORK_S = 0.01
 

@@ -10,17 +10,17 @@ from engine_kit import Doze, Sink, compute
 from machine_kit import TRUTH, Clock, Machine
 
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.costing.calibrate import Calibration
-from uma_trio.costing.refine import UNNOTICED_S, Refinement
 from uma_trio.engine.idle import IDLE_S
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.costing.calibrate import Calibration
+from uma_trio.policy.costing.refine import UNNOTICED_S, Refinement
 from uma_trio.policy.deadline import deadline
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio_sim.fake import InjectedFault
 
 KNOWN = CostModel(

@@ -14,20 +14,26 @@ from engine_kit import compute
 from machine_kit import TRUTH, Clock, Machine
 from test_refine import Door
 
+from uma_trio.app.wiring import engine_settings
 from uma_trio.backend.base import Traits
 from uma_trio.cli.check_running import judge_measured
 from uma_trio.config.options import Config
-from uma_trio.costing.calibrate import Calibration
-from uma_trio.costing.measured import measured_cost
-from uma_trio.costing.neighbours import CpuTimes, QuietWatch, cpu_times, in_words, others_share
-from uma_trio.costing.store import recall, remember
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.costing.calibrate import Calibration
+from uma_trio.policy.costing.measured import measured_cost
+from uma_trio.policy.costing.neighbours import (
+    CpuTimes,
+    QuietWatch,
+    cpu_times,
+    in_words,
+    others_share,
+)
+from uma_trio.policy.costing.store import recall, remember
 from uma_trio.policy.deadline import deadline
-from uma_trio.telemetry.metrics import Metrics
-from uma_trio.wiring import engine_settings
 from uma_trio_sim.fake import FakeBackend
 
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -68,7 +68,7 @@ def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 def test_jinja2_is_not_imported_by_the_daemon() -> None:
     """Templates are foreign code, and jinja2 takes megabytes."""
-    code = "import sys, uma_trio.daemon; sys.exit('jinja2' in sys.modules)"
+    code = "import sys, uma_trio.app.daemon; sys.exit('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

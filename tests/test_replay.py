@@ -19,6 +19,7 @@ from policy_kit import decoder, prompt, state
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.engine.trace import TraceFile
+from uma_trio.observe.trace import LineFile
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import BUILT_IN
 from uma_trio.policy.cost import CostModel, Staircase
@@ -37,7 +38,6 @@ from uma_trio.policy.portable import (
 from uma_trio.policy.state import Contract, GuardMemory, MeasuredTick, Memory, SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.policy.tuning import TUNING, Tuning
-from uma_trio.telemetry.trace import LineFile
 from uma_trio_sim.commands.replay import replay as replay_verb
 from uma_trio_sim.replay import Replayed, replay
 from uma_trio_sim.simulation import Simulation

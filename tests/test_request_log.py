@@ -6,10 +6,10 @@ from net_kit import house
 
 from uma_protocol import Eos, Token
 from uma_trio.engine.messages import Finished
+from uma_trio.observe.log import withhold
 from uma_trio.service.ask import Door, Origin
 from uma_trio.service.request_log import line_of
 from uma_trio.sockets.principal import Principal
-from uma_trio.telemetry.log import withhold
 
 PROMPT = "of this nobody may read"
 

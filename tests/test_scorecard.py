@@ -15,14 +15,14 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from uma_trio.observe.catalogue import SCORECARD
+from uma_trio.observe.memory import SharedMemory
+from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.promise import Promise
+from uma_trio.observe.scorecard import COLUMNS, Scorecard
+from uma_trio.observe.scorekeeper import ScoreKeeper
+from uma_trio.observe.table_file import AnotherTable, CsvFile, JsonLinesFile, open_table
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.telemetry.catalogue import SCORECARD
-from uma_trio.telemetry.memory import SharedMemory
-from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.promise import Promise
-from uma_trio.telemetry.scorecard import COLUMNS, Scorecard
-from uma_trio.telemetry.scorekeeper import ScoreKeeper
-from uma_trio.telemetry.table_file import AnotherTable, CsvFile, JsonLinesFile, open_table
 
 COST = CostModel(Staircase((1, 8), (0.010, 0.018)))
 

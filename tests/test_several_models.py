@@ -33,15 +33,15 @@ from uma_protocol import (
     Metrics,
     Sessions,
 )
-from uma_trio import daemon
+from uma_trio.app import daemon
 from uma_trio.config.models import DEFAULTS
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
 from uma_trio.models import bundled_model
+from uma_trio.observe.exposition import prometheus
 from uma_trio.service.ask import OF_MODEL
 from uma_trio.service.checks import Bounds
 from uma_trio.service.served import ServedModel
-from uma_trio.telemetry.exposition import prometheus
 from uma_trio.text.frontend import FrontEnd
 from uma_trio_sim.fake import FakeBackend, linear_cost
 

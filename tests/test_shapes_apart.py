@@ -19,7 +19,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Worker
-from uma_trio.telemetry.shapes import ShapeFigures
+from uma_trio.observe.shapes import ShapeFigures
 from uma_trio.text import confinement as confinement_module
 from uma_trio.text import grammars
 from uma_trio.text.confinement import ApartFollower, Confinement, Fate, ShapeLimits

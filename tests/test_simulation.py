@@ -15,13 +15,13 @@ from trio.testing import MockClock
 
 from uma_protocol import Eos, Token
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.costing.store import remember
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import BUILT_IN, find_policy
 from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.costing.store import remember
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import PolicyError
 from uma_trio.policy.plan import Plan

@@ -33,7 +33,7 @@ from uma_protocol import (
 )
 from uma_trio.client import ServerError, connect
 from uma_trio.client.encoding import MAX_TEXTS, batches
-from uma_trio.net import encoded
+from uma_trio.uds import encoded
 
 
 def encoders(**options: Any) -> dict[Any, FakeEncoder]:

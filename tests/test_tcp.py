@@ -18,12 +18,12 @@ from uma_protocol import Error, Generate, ListSessions, Role, Sessions
 from uma_trio.client import ConnectionFailed, ServerError, connect, generate_sync
 from uma_trio.config import settings
 from uma_trio.config.option import ConfigError
-from uma_trio.net.server import Server
 from uma_trio.sockets import sock_diag
 from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.port import PortClaim, PortUnusable
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.token import TokenUnusable, make_token, read_token, token_file
+from uma_trio.uds.server import Server
 
 RIGHT = "5f" * 32
 

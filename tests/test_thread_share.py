@@ -9,7 +9,7 @@ from http_kit import Client, HttpHouse, http_house
 from trio.abc import Instrument
 from trio.testing import MockClock
 
-from uma_trio.http.wire.heads import MOST_LINES
+from uma_trio.http.heads import MOST_LINES
 from uma_trio.service.fair import UserProgram
 from uma_trio.service.thread_share import (
     BURST_S,

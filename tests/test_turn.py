@@ -35,10 +35,10 @@ from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.records import Recorded, Wait
 from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim, chosen, free_s, leads
 from uma_trio.engine.waits import wait_of
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import Contract
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio.words import Lane
 
 FLOOR = 0.05

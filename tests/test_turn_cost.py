@@ -10,9 +10,9 @@ import pytest
 from policy_kit import COST
 
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.prefix.pages import Page, PageTrie, common
-from uma_trio.engine.prefix.saving import Saving
-from uma_trio.engine.prefix.store import PageStore
+from uma_trio.engine.kv.pages import Page, PageTrie, common
+from uma_trio.engine.kv.saving import Saving
+from uma_trio.engine.kv.store import PageStore
 from uma_trio.engine.side import Ledger
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.prefix import PAGE

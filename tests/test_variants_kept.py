@@ -14,7 +14,7 @@ from test_keeper import GIB, Shelf, shelf
 from trio.testing import MockClock
 
 from uma_trio.backend.base import Adapter, ModelError
-from uma_trio.keeper import trial
+from uma_trio.models import trial
 from uma_trio.service.ask import Refusal
 
 

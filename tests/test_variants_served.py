@@ -11,7 +11,7 @@ import pytest
 import trio
 from test_several_models import asked
 
-from uma_trio import daemon
+from uma_trio.app import daemon
 from uma_trio.backend.base import ModelError
 from uma_trio.config.settings import load
 

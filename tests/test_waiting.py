@@ -34,7 +34,7 @@ from uma_trio.policy.stretch import (
 from uma_trio.policy.stretch import deadline as due_at
 from uma_trio.service.ask import Ask, Door, Refusal, awaits_of
 from uma_trio.service.checks import Bounds, check_untokenised
-from uma_trio.wire import ask_of
+from uma_trio.uds.wire import ask_of
 from uma_trio_sim.machine import built_in, steady
 from uma_trio_sim.simulation import Simulation
 from uma_trio_sim.world import SimulatedRequest

@@ -16,6 +16,7 @@ from uma_trio.cli.explain import News, progress
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import NEEDED
 from uma_trio.engine.records import Wait
+from uma_trio.observe.sentences import parts_ms, sentences, verdict
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.fill import SAVING, TOO_LONG
@@ -23,7 +24,6 @@ from uma_trio.policy.line import MOST_PASSED_OVER
 from uma_trio.service.directory import Directory
 from uma_trio.service.visibility import Viewer
 from uma_trio.sockets.principal import Principal
-from uma_trio.stories.sentences import parts_ms, sentences, verdict
 from uma_trio_sim.fake import FakeBackend
 
 OPERATOR = Viewer(Principal(connection=0, is_operator=True))

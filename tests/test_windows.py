@@ -51,7 +51,7 @@ def _run(script: str) -> str:
         "uma_trio",
         "uma_trio.client",
         "uma_trio.config.settings",
-        "uma_trio.net.server",
+        "uma_trio.uds.server",
         "uma_trio.sockets.port",
         "uma_trio.sockets.token",
     ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from uma_trio.app.wiring import bounds, model_info
 from uma_trio.config.options import Config
-from uma_trio.wiring import bounds, model_info
 from uma_trio_sim.fake import CHATML, FakeBackend
 
 

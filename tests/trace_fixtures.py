@@ -125,8 +125,8 @@ REAL = {
 def play_real(policy: str, most: int = 250) -> list[TracedTick]:
     """Run llama.cpp on the bundled model for up to so many ticks; return them."""
     from uma_trio.backend.llama import LlamaBackend
-    from uma_trio.costing.calibrate import Calibration
     from uma_trio.models import bundled_model
+    from uma_trio.policy.costing.calibrate import Calibration
 
     backend = LlamaBackend.load(bundled_model(), n_ctx=2048, n_slots=5, threads=2)
     plain = policy == "baseline"

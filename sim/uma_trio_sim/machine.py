@@ -11,9 +11,9 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from uma_trio.costing.store import Unusable, recall
 from uma_trio.engine.chunk import Completed
 from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.costing.store import Unusable, recall
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
 

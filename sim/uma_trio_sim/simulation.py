@@ -29,10 +29,10 @@ from uma_trio.engine.messages import Credit, SamplingParams, Submit
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract, Memory
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio_sim.fake import N_VOCAB, FakeBackend, FakeVocabulary
 from uma_trio_sim.guesses import NO_GUESSES, Guesses, SimulatedDrafter, Texts
 from uma_trio_sim.machine import MachineRun, Profile, built_in, gaussian

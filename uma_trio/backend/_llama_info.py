@@ -13,7 +13,7 @@ from uma_trio.backend.gguf_header import GgufHeader, name_of
 from uma_trio.backend.kv_memory import kv_bytes
 from uma_trio.backend.placement import Placement
 from uma_trio.backend.weights import weights_read
-from uma_trio.saying import one_line
+from uma_trio.words import one_line
 
 _META_KEYS: Final = 4096
 _META_CHARS: Final = 65536

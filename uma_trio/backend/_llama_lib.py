@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from uma_trio.backend._llama_binding import build, llama, load_backends, text_of
-from uma_trio.saying import one_line
+from uma_trio.words import one_line
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 MISCOMPILED: Final = "miscompiled"  # in place of a feature's 1

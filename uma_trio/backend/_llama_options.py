@@ -24,7 +24,7 @@ from uma_trio.backend.kv_memory import (
 )
 from uma_trio.backend.kv_types import kv_pair, kv_type_name
 from uma_trio.backend.placement import Placement
-from uma_trio.sizes import mib
+from uma_trio.words import mib
 
 #: Fewest tokens of a slot for which the KV cache is cut into streams by itself: most chats fit.
 LEAST_STREAM: Final = 4096

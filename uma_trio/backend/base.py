@@ -16,7 +16,7 @@ import numpy as np
 from attrs import Factory, field, frozen
 from numpy.typing import NDArray
 
-from uma_trio.saying import one_line
+from uma_trio.words import one_line
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from uma_trio.backend.base import ModelFacts
 from uma_trio.backend.gguf_header import GgufHeader, Value, read_header
-from uma_trio.saying import one_line
+from uma_trio.words import one_line
 
 _TEMPLATE = "tokenizer.chat_template"
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final
 from attrs import astuple, frozen
 
 from uma_trio.backend.base import ModelError
-from uma_trio.saying import one_line
+from uma_trio.words import one_line
 
 Value = str | int | float | bool | tuple[int, ...]
 

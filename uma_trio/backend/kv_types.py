@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from uma_trio.spelling import nearest
+from uma_trio.words import nearest
 
 
 @frozen

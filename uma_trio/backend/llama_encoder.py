@@ -29,7 +29,7 @@ from uma_trio.backend.base import FloatArray, IntArray, ModelError, Vocabulary
 from uma_trio.backend.encoder import EncodeFailed, EncoderInfo, Pair, Pooling
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import attention_only, kv_bytes, sliding_window
-from uma_trio.saying import one_line
+from uma_trio.words import one_line
 
 #: Longer inputs are refused, whatever the model was trained for: the compute buffer grows with them.
 MAX_CONTEXT: Final = 8192

@@ -33,7 +33,7 @@ from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_copy_bytes
 from uma_trio.backend.kv_types import kv_pair
 from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.backend.placement import Placement
-from uma_trio.sizes import MIB
+from uma_trio.words import MIB
 
 # llama-context.cpp, sched_reserve and the constructor: "%10s compute buffer size = %8.2f MiB".
 _COMPUTE: Final = re.compile(r" compute buffer size = +([0-9.]+) MiB")

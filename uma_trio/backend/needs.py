@@ -8,7 +8,7 @@ from typing import Final
 from attrs import frozen
 
 from uma_trio.backend.base import ModelError
-from uma_trio.sizes import mib
+from uma_trio.words import mib
 
 #: What our own process allocates for a model beside llama.cpp's buffers, and llama.cpp's threads for theirs: 7 to 14 MiB
 #: of resident memory of two models with 152k tokens in their vocabularies.

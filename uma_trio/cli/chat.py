@@ -29,7 +29,7 @@ from uma_trio.cli.output import (
 )
 from uma_trio.cli.waiting import WaitLine
 from uma_trio.cli.wrapped import Wrapped
-from uma_trio.saying import harmless
+from uma_trio.words import harmless
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -72,8 +72,8 @@ def _answer(path: Path) -> str:
 
 def check_http(config: Config) -> list[Finding]:
     """See whether HTTP could be served as the settings say, or is being served."""
+    from uma_trio.app.wiring_http import http_settings
     from uma_trio.cli.launch import unreachable
-    from uma_trio.wiring_http import http_settings
 
     address = config.http_address
     if address is None:

@@ -11,9 +11,9 @@ from attrs import field, frozen
 
 from uma_trio.cli.checks import Finding
 from uma_trio.cli.output import leaves
-from uma_trio.costing.neighbours import in_words
+from uma_trio.policy.costing.neighbours import in_words
 from uma_trio.policy.prefix import PAGE
-from uma_trio.saying import size
+from uma_trio.words import size
 
 #: Of all prompt tokens, from which on more memory is worth being spoken of.
 WORTH_SAYING: Final = 0.05

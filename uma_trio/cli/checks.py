@@ -17,9 +17,9 @@ from attrs import frozen
 
 from uma_trio.cli.output import policy_in_words
 from uma_trio.config.errors import ConfigError
+from uma_trio.config.hardware import cpu_features, cpu_quota, files_needed, physical_cores
 from uma_trio.config.options import Config
-from uma_trio.machine import cpu_features, cpu_quota, files_needed, physical_cores
-from uma_trio.saying import size
+from uma_trio.words import size
 
 if TYPE_CHECKING:
     from uma_trio.backend.needs import Estimate
@@ -159,7 +159,7 @@ def _cannot_load(status: int, stderr: str) -> Finding:
 
 def check_policy(config: Config) -> list[Finding]:
     """See whether there is such a policy, and whether it can do without what is left out."""
-    from uma_trio.wiring import chosen_policy
+    from uma_trio.app.wiring import chosen_policy
 
     try:
         chosen_policy(config)
@@ -170,12 +170,12 @@ def check_policy(config: Config) -> list[Finding]:
 
 def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:
     """See whether the model is one, and where its layers go; `devices` are those that layers can be offloaded to."""
+    from uma_trio.app.wiring import gives_of, model_path
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
     from uma_trio.backend.kv_memory import attention_only
     from uma_trio.backend.placement import Placement
     from uma_trio.config.errors import ConfigError
-    from uma_trio.wiring import gives_of, model_path
 
     try:
         path = model_path(config)
@@ -233,10 +233,10 @@ def name_of(config: Config) -> str:
 
 def check_memory(configs: Sequence[Config]) -> list[Finding]:
     """See what each model takes and with which context it fits; and whether those loaded at start fit together."""
+    from uma_trio.app.wiring import estimate
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.kv_memory import available_memory
     from uma_trio.config.errors import ConfigError
-    from uma_trio.wiring import estimate
 
     room = available_memory()
     found, together = [], 0
@@ -260,9 +260,9 @@ def check_memory(configs: Sequence[Config]) -> list[Finding]:
 
 def check_computing(configs: Sequence[Config]) -> list[Finding]:
     """See whether two tokens of each model can be computed, in a process of its own, as before it is loaded on demand."""
+    from uma_trio.app.wiring import try_computing
     from uma_trio.backend.base import ModelError
     from uma_trio.config.errors import ConfigError
-    from uma_trio.wiring import try_computing
 
     found = []
     for config in configs:

@@ -12,11 +12,11 @@ from uma_trio.cli.output import OK, USAGE, complain, console, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from uma_trio.app.wiring import Progress
     from uma_trio.backend.base import Backend
     from uma_trio.config.options import Config
-    from uma_trio.costing.measured import Measured
     from uma_trio.policy.cost import CostModel
-    from uma_trio.wiring import Progress
+    from uma_trio.policy.costing.measured import Measured
 
 Load = Callable[["Config", "Progress | None"], "Backend"]
 
@@ -46,10 +46,10 @@ class MeasuredSize:
 
 def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None = None) -> int:
     """Print the staircase of the configured model: 0, or 1 if it cannot be loaded."""
+    from uma_trio.app.wiring import chosen_policy, load_backend
     from uma_trio.backend.base import ModelError
-    from uma_trio.costing.measured import measured_cost
+    from uma_trio.policy.costing.measured import measured_cost
     from uma_trio.policy.pipeline import needs_cost
-    from uma_trio.wiring import chosen_policy, load_backend
 
     if not needs_cost(chosen_policy(config)):
         # What is kept belongs to a set-up with a slot for ballast.
@@ -153,7 +153,7 @@ def _table(found: list[MeasuredSize], width: int) -> Table:
 
 def summary(measured: Measured, most: int) -> list[str]:
     """Return what follows from the staircase, in sentences."""
-    from uma_trio.costing.neighbours import in_words
+    from uma_trio.policy.costing.neighbours import in_words
 
     cost = measured.cost
     ms = decoders_ms(cost, most)

@@ -23,7 +23,7 @@ from cyclopts import Parameter
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.output import OK, Trouble, console
 from uma_trio.cli.starting import wait_until_served
-from uma_trio.saying import duration, harmless
+from uma_trio.words import duration, harmless
 
 if TYPE_CHECKING:
     import trio

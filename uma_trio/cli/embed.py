@@ -24,7 +24,7 @@ from uma_trio.cli.output import (
     socket_path,
 )
 from uma_trio.cli.texts import FilesFlag, Given, LinesFlag, TruncateFlag, refused, texts_of
-from uma_trio.saying import several
+from uma_trio.words import several
 
 if TYPE_CHECKING:
     from array import array

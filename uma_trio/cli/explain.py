@@ -13,8 +13,8 @@ from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, USAGE, SocketFlag, complain, console, print_json, socket_path
 from uma_trio.cli.timeline import BALLAST, aligned, tick_table
-from uma_trio.saying import duration, harmless, several
-from uma_trio.stories.sentences import PARTS, sentences, shares, slowdown, worst_gap
+from uma_trio.observe.sentences import PARTS, sentences, shares, slowdown, worst_gap
+from uma_trio.words import duration, harmless, several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,8 +145,8 @@ async def neighbours_share(path: Path) -> float | None:
     """Return the part of the machine that other programs use in a quarter of a second; None if nobody can tell."""
     import trio
 
-    from uma_trio.costing.neighbours import cpu_times, others_share
-    from uma_trio.machine import cpu_seconds_of
+    from uma_trio.config.hardware import cpu_seconds_of
+    from uma_trio.policy.costing.neighbours import cpu_times, others_share
     from uma_trio.sockets.holder import holder_of
 
     def read() -> Any:

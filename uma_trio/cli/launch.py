@@ -87,7 +87,7 @@ def environment(
 
     A proxy of the `inherited` environment is not to be asked for an address of this machine.
     """
-    from uma_trio.http.wire.settings import KeyFileUnusable, read_keys
+    from uma_trio.http.settings import KeyFileUnusable, read_keys
 
     try:
         keys = (_NO_KEY.encode(),) if key_file is None else read_keys(key_file)

@@ -23,7 +23,7 @@ from uma_trio.cli.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from uma_trio.telemetry.catalogue import Metric
+    from uma_trio.observe.catalogue import Metric
 
 _UNSPOKEN = {"ratio", "0 or 1"}  # units that say nothing behind a number
 _LEAST_ROOM = 30  # columns; less would cut every explanation
@@ -72,7 +72,7 @@ async def _metrics(path: Path, write: Callable[[dict[str, Any]], None], every: f
 
 
 def _write_prometheus(found: dict[str, Any]) -> None:
-    from uma_trio.telemetry.exposition import prometheus
+    from uma_trio.observe.exposition import prometheus
 
     sys.stdout.write(prometheus(found, found.get("models") or {}))
 
@@ -95,7 +95,7 @@ def _show(found: dict[str, Any], *, clear: bool) -> None:
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    from uma_trio.telemetry.catalogue import METRICS, SCORECARD
+    from uma_trio.observe.catalogue import METRICS, SCORECARD
 
     meaning = {metric.name: metric for metric in METRICS}
     columns = {column.name: column for column in SCORECARD}

@@ -14,11 +14,11 @@ from attrs import asdict, evolve, frozen
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, console, print_json
 from uma_trio.config import settings
+from uma_trio.config.hardware import physical_cores
 from uma_trio.config.options import Config
 from uma_trio.library.stores import Found, models_here
 from uma_trio.library.weights_names import quant_of
-from uma_trio.machine import physical_cores
-from uma_trio.saying import count, size
+from uma_trio.words import count, size
 
 if TYPE_CHECKING:
     from uma_trio.backend.needs import Estimate
@@ -79,7 +79,7 @@ def rows_of(
 
     Each is tried in a process of its own, as many at once as there are cores.
     """
-    from uma_trio import wiring
+    from uma_trio.app import wiring
 
     row = partial(_row, config=config, room=room, estimate=estimate or wiring.estimate)
     with ThreadPoolExecutor(max_workers=physical_cores()) as tries:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from uma_trio.saying import harmless
+from uma_trio.words import harmless
 
 Figures = Mapping[str, Any]
 

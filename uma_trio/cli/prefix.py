@@ -17,7 +17,7 @@ from uma_trio.cli.output import (
     print_json,
     socket_path,
 )
-from uma_trio.saying import harmless, several, size
+from uma_trio.words import harmless, several, size
 
 if TYPE_CHECKING:
     from uma_protocol import Prefixes, PrefixInfo

@@ -8,7 +8,7 @@ from json import dumps, loads
 from typing import TYPE_CHECKING, Any, TextIO
 
 from uma_trio.cli.output import complain, print_json
-from uma_trio.saying import harmless
+from uma_trio.words import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

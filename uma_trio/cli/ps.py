@@ -9,7 +9,7 @@ from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, SocketFlag, WaitFlag, console, print_json, socket_path
 from uma_trio.cli.top_view import memory_in_words, writers
-from uma_trio.saying import duration, harmless, size
+from uma_trio.words import duration, harmless, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

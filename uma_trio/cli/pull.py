@@ -18,7 +18,7 @@ from uma_trio.library.download import Download, Progress
 from uma_trio.library.hub import Hub, WantedFiles, choose
 from uma_trio.library.hub_cache import CachedRepository, cache_folder
 from uma_trio.library.reference import MAIN, PullFailed, reference
-from uma_trio.saying import size
+from uma_trio.words import size
 
 _LINE_EACH_S = 10.0
 

@@ -22,7 +22,7 @@ from uma_trio.cli.output import (
     socket_path,
 )
 from uma_trio.cli.texts import FilesFlag, Given, LinesFlag, TruncateFlag, refused, texts_of
-from uma_trio.saying import harmless
+from uma_trio.words import harmless
 
 if TYPE_CHECKING:
     from uma_protocol import Score

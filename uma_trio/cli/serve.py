@@ -32,16 +32,16 @@ from uma_trio.config.option import Option
 from uma_trio.config.options import OPTIONS
 from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG
 from uma_trio.config.reserved import RESERVED
-from uma_trio.saying import count, duration, several, size
 from uma_trio.sockets.address import FRAMED_TCP
+from uma_trio.words import count, duration, several, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from uma_trio.app.daemon import ReadyInfo
     from uma_trio.backend.base import ContextLimits
     from uma_trio.backend.encoder import EncoderInfo
     from uma_trio.config.options import Config
-    from uma_trio.daemon import ReadyInfo
 
 _REPLACE = "replace"
 _SLOW_S = 1.0  # a load that takes longer deserves a progress bar
@@ -54,7 +54,7 @@ def serve(**flags: object) -> int:
     """
     replace = bool(flags.pop(_REPLACE, False))
     config = settings.load(flags)
-    from uma_trio.telemetry import log
+    from uma_trio.observe import log
 
     log.configure(config.log_level)
     return run_daemon(config, replace=replace)
@@ -64,7 +64,7 @@ def run_daemon(config: Config, *, replace: bool = False) -> int:
     """Serve until told to stop; return the exit status. With `replace`, in place of who serves there."""
     import trio
 
-    from uma_trio import daemon
+    from uma_trio.app import daemon
     from uma_trio.backend.base import ModelError
     from uma_trio.config.errors import ConfigError
     from uma_trio.engine.task import EngineDied
@@ -177,7 +177,7 @@ _ENCODES: Final = {False: "embeds", True: "ranks"}
 
 def ready_block(info: ReadyInfo, took_s: float) -> str:
     """Return the lines that `serve` prints once it accepts connections."""
-    from uma_trio.costing.neighbours import in_words
+    from uma_trio.policy.costing.neighbours import in_words
 
     rows = [
         ("socket", _where(info.socket)),

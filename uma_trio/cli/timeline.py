@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from uma_trio.saying import duration, harmless
-from uma_trio.stories.sentences import maybe_ms, time_ms
+from uma_trio.observe.sentences import maybe_ms, time_ms
+from uma_trio.words import duration, harmless
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -211,7 +211,7 @@ class _Watching:
             self._shown.message = sentence(error)
 
     async def _explain(self) -> None:
-        from uma_trio.stories.sentences import sentences
+        from uma_trio.observe.sentences import sentences
 
         chosen = self._shown.selected()
         handle = self._shown.chosen or (None if chosen is None else chosen.request)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import define, field
 
-from uma_trio.saying import duration, harmless, size
+from uma_trio.words import duration, harmless, size
 
 if TYPE_CHECKING:
     from uma_protocol import MemoryInfo, ModelInfo, SessionInfo, Sessions, TickInfo

@@ -8,7 +8,7 @@ from typing import Annotated
 from uma_trio.cli.attempt import attempt
 from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import OK, SocketFlag, console, socket_path
-from uma_trio.saying import harmless
+from uma_trio.words import harmless
 
 
 def unload(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from uma_trio.saying import harmless
+from uma_trio.words import harmless
 
 if TYPE_CHECKING:
     from uma_protocol import Sessions

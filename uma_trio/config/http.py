@@ -10,8 +10,8 @@ from pathlib import Path
 from attrs import frozen
 
 from uma_trio.config.option import option
-from uma_trio.sizes import MIB
 from uma_trio.sockets.address import Address, parse_address
+from uma_trio.words import MIB
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 HTTP_OFF = "off"

@@ -12,7 +12,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from uma_trio.config.option import ConfigError, Option, as_written, seconds
-from uma_trio.spelling import nearest
+from uma_trio.words import nearest
 
 SECTION: Final = "models"
 OF_A_MODEL: Final = (

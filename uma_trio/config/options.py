@@ -17,12 +17,11 @@ from uma_trio.config.adapters import read_adapters
 from uma_trio.config.http import HttpConfig
 from uma_trio.config.models import LOADS, ON_DEMAND, ModelSpec
 from uma_trio.config.option import Option, n_bytes, option, options_of, seconds, show
-from uma_trio.sizes import MIB
 from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
 from uma_trio.sockets.token import DEFAULT_TEXT as TOKEN_TEXT
 from uma_trio.sockets.token import TOKEN_FILE_ENV
-from uma_trio.words import BY_BACKEND, SPECULATIONS, Gives
+from uma_trio.words import BY_BACKEND, MIB, SPECULATIONS, Gives
 
 FLASH_ATTENTION = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -19,7 +19,7 @@ from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, users_file
 from uma_trio.config.reserved import RESERVED
 from uma_trio.sockets.path import default_socket
-from uma_trio.spelling import nearest
+from uma_trio.words import nearest
 
 if TYPE_CHECKING:
     from yaml.nodes import Node

@@ -2,7 +2,7 @@
 
 Slots (the KV sequence ids that a batch may use) are few and reused; cells are shared by all sequences. Admission
 reserves cells before a sequence computes anything, so no other request can take them. Behind this face are the prefixes
-that are cached, saved and shared (:mod:`uma_trio.engine.prefix`). What happens to a request here, in order: it is
+that are cached, saved and shared (:mod:`uma_trio.engine.kv`). What happens to a request here, in order: it is
 *admitted* (a slot, reserved cells), *begins* (with the prefix that is found for it), is charged for each *tick*, and is
 *gone* (its cells may stay as a leaf). Before each decode *room is made* for its tokens.
 """
@@ -13,17 +13,17 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Ordered
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.prefix.cache import PrefixCache
-from uma_trio.engine.prefix.disk import ModelDisk as ModelDisk
-from uma_trio.engine.prefix.disk import PrefixDisk as PrefixDisk
-from uma_trio.engine.prefix.search import FoundPrefix
-from uma_trio.engine.prefix.store import PageStore as PageStore
+from uma_trio.engine.kv.cache import PrefixCache
+from uma_trio.engine.kv.disk import ModelDisk as ModelDisk
+from uma_trio.engine.kv.disk import PrefixDisk as PrefixDisk
+from uma_trio.engine.kv.search import FoundPrefix
+from uma_trio.engine.kv.store import PageStore as PageStore
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.engine.side import Ledger
+from uma_trio.observe.prefix import PrefixFigures
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.prefix import Copying
-from uma_trio.telemetry.prefix import PrefixFigures
 
 
 class KvError(Exception):

@@ -20,7 +20,7 @@ from uma_trio.backend.encoder import EncodeFailed, EncoderModel
 from uma_trio.engine.computed import ComputedRequests
 from uma_trio.engine.messages import Encode, Encoded, SequenceReport, SequenceState
 from uma_trio.engine.records import RequestRecord, Spent, Wait
-from uma_trio.telemetry.encoding import EncodingFigures
+from uma_trio.observe.encoding import EncodingFigures
 
 BATCH_TOKENS: Final = 256
 """Most tokens of a batch with more than one input."""

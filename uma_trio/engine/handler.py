@@ -9,6 +9,7 @@ from attrs import Factory, field, frozen
 
 from uma_trio.backend.base import Backend
 from uma_trio.engine.drafts import Drafting
+from uma_trio.engine.kv import admin
 from uma_trio.engine.messages import (
     Cancel,
     Credit,
@@ -21,7 +22,6 @@ from uma_trio.engine.messages import (
     Submit,
 )
 from uma_trio.engine.planner import Planner
-from uma_trio.engine.prefix import admin
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Publisher
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.registry import Registry
@@ -29,7 +29,7 @@ from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.snapshot import snapshot
 from uma_trio.engine.waits import wait_of
-from uma_trio.telemetry import log
+from uma_trio.observe import log
 from uma_trio.text.stream import TokenText
 
 

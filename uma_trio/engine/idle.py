@@ -8,16 +8,16 @@ from typing import Final
 from attrs import define, field
 
 from uma_trio.backend.base import Backend
-from uma_trio.costing.neighbours import Reader, cpu_times
-from uma_trio.costing.refine import Refinement
-from uma_trio.costing.remeasure import Remeasurement
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.planner import Planner
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.side import QUICK_S, Ledger, Yields
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel
-from uma_trio.telemetry.metrics import Metrics
+from uma_trio.policy.costing.neighbours import Reader, cpu_times
+from uma_trio.policy.costing.refine import Refinement
+from uma_trio.policy.costing.remeasure import Remeasurement
 
 # How long the engine is idle before the staircase is refined, and between two decodes of that:
 # others may have waited for the processor.

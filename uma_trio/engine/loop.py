@@ -26,13 +26,13 @@ from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.handler import Handler
 from uma_trio.engine.idle import Refining
 from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.kv.works import works_of
 from uma_trio.engine.messages import Cancel, Finished, InboxMessage, Submit
 from uma_trio.engine.orders import Order, Overlapped, Serial, TickParts
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.places import Places
 from uma_trio.engine.planner import EngineSettings, Planner
 from uma_trio.engine.policy_failures import PolicyFailures
-from uma_trio.engine.prefix.works import works_of
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Publisher, TickFigures
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.recovery import Recovery
@@ -42,12 +42,12 @@ from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.side import QUICK_S, Desk, Ledger, SavingBudget
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
 from uma_trio.engine.turn import TickClaim
+from uma_trio.observe import log
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.abort import abortable
 from uma_trio.policy.check import Fallback
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Memory, SchedulerState
-from uma_trio.telemetry import log
-from uma_trio.telemetry.metrics import Metrics
 
 
 class Engine:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from uma_trio.telemetry import log
-from uma_trio.telemetry.metrics import Metrics
+from uma_trio.observe import log
+from uma_trio.observe.metrics import Metrics
 
 
 class PolicyFailures:

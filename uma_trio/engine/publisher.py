@@ -27,7 +27,7 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sampling import NonFinite
 from uma_trio.engine.sequences import Delivery, Sequence
-from uma_trio.telemetry.metrics import Metrics
+from uma_trio.observe.metrics import Metrics
 from uma_trio.words import Lane
 
 FIRST_FEW = 5

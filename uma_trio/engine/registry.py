@@ -28,11 +28,11 @@ from uma_trio.engine.publisher import (
 )
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
+from uma_trio.observe import log
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.admission import gives_back, is_away
 from uma_trio.policy.floor import BUCKET_S, keeps_place, next_tenant
 from uma_trio.policy.state import AdmissionState, Holder
-from uma_trio.telemetry import log
-from uma_trio.telemetry.metrics import Metrics
 from uma_trio.words import Lane
 
 # So many prompts that wait for a slot are looked for in the cache in a tick.

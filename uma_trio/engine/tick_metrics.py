@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 from uma_trio.engine.chunk import Completed, Tick
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
+from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.playout import Cause
+from uma_trio.observe.promise import NO_PROMISE, Promise
 from uma_trio.policy.deadline.slack import alone_s, room_alone
 from uma_trio.policy.plan import UNGUARDED
 from uma_trio.policy.state import SequenceView
-from uma_trio.telemetry.metrics import Metrics
-from uma_trio.telemetry.playout import Cause
-from uma_trio.telemetry.promise import NO_PROMISE, Promise
 from uma_trio.words import LANES
 
 TOLERANCE_S: Final = 0.001  # what no reader sees: timers are no finer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from uma_trio.engine.records import TickRecord
+from uma_trio.observe.trace import LineFile
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import Footer, Header, TracedTick, encode
 from uma_trio.policy.state import SchedulerState
-from uma_trio.telemetry.trace import LineFile
 
 
 class TraceFile:

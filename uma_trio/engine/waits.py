@@ -14,7 +14,7 @@ from uma_trio.engine.sequences import NO_SLOT, Sequence
 BEHIND: Final = "its reader is behind"
 
 
-#: So many times slower than it was measured a machine is worth a word: as in `uma_trio.stories.sentences`.
+#: So many times slower than it was measured a machine is worth a word: as in `uma_trio.observe.sentences`.
 SLOW: Final = 1.3
 #: A stream whose latest token is older than this waits, whatever computes it.
 LONG_S: Final = 1.0

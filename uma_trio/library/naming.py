@@ -9,7 +9,7 @@ from typing import Final
 from uma_trio.library.reference import PullFailed, is_address, reference
 from uma_trio.library.stores import Found
 from uma_trio.library.weights_names import PREFERRED
-from uma_trio.spelling import nearest
+from uma_trio.words import nearest
 
 _SOURCES: Final = ("hf", "ollama", "lmstudio")
 

@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from uma_trio.library.hub_cache import cache_folder, cached_repositories
 from uma_trio.library.weights_names import is_model, part_of, quant_of, stem_of
-from uma_trio.saying import one_line
+from uma_trio.words import one_line
 
 _MOST_MANIFEST: Final = 1 << 20
 _MOST_FILES: Final = 10_000

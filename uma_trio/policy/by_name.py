@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy, PolicyError
-from uma_trio.spelling import nearest
+from uma_trio.words import nearest
 
 ENTRY_POINT_GROUP = "uma_trio.policies"
 

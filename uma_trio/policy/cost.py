@@ -2,7 +2,7 @@
 
 The time of one decode of n tokens is no line. On one CPU build four rows cost less than three,
 since matrix kernels take rows in fours; elsewhere two cost twice one. So the model is a table,
-measured at start-up (:mod:`uma_trio.costing.calibrate`) and corrected by every tick:
+measured at start-up (:mod:`uma_trio.policy.costing.calibrate`) and corrected by every tick:
 
     seconds = scale * (computing(n) + output(rows) + context_cell * context_cells
                        + (used_cell * n + spanned_cell) * used_cells + recapture + capture) + host

@@ -14,7 +14,7 @@ from attrs import frozen
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
-from uma_trio.spelling import nearest
+from uma_trio.words import nearest
 
 Policy = Callable[[SchedulerState], Plan]
 Transformer = Callable[[SchedulerState, Plan], Plan]

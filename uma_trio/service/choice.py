@@ -8,8 +8,7 @@ from typing import Final, Protocol, TypeVar
 
 from uma_protocol.errors import Code
 from uma_trio.service.ask import Refusal
-from uma_trio.spelling import nearest
-from uma_trio.words import Gives
+from uma_trio.words import Gives, nearest
 
 _ANY_TAG: Final = ":latest"  # clients of Ollama's API put it behind a name without a tag
 _LONGEST: Final = 256  # characters of a name in a message

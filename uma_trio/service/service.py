@@ -20,6 +20,7 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import Adapter
 from uma_trio.engine.messages import Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded, RequestRecord
+from uma_trio.observe.outlook import Outlook
 from uma_trio.service import loading
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
@@ -40,7 +41,6 @@ from uma_trio.service.timer import Timer
 from uma_trio.service.variants import by_list
 from uma_trio.service.visibility import Running
 from uma_trio.sockets.principal import Principal
-from uma_trio.telemetry.outlook import Outlook
 from uma_trio.words import Gives, Lane
 
 _KEPT: Final = 64  # records of requests of unloaded models; as many as an engine tells at once

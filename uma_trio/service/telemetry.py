@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from uma_trio.telemetry.outlook import Outlook
+from uma_trio.observe.outlook import Outlook
 
 
 class Telemetry(Protocol):

@@ -15,7 +15,7 @@ from attrs import evolve
 from uma_protocol.errors import Code
 from uma_trio.backend.base import Adapter
 from uma_trio.service.ask import Refusal
-from uma_trio.spelling import nearest
+from uma_trio.words import nearest
 
 MOST_SCALE: Final = 100.0
 

@@ -16,10 +16,10 @@ from attrs import frozen
 
 from uma_trio.engine.messages import SequenceReport
 from uma_trio.engine.records import Wait
+from uma_trio.observe.catalogue import METRICS
 from uma_trio.service.ask import Origin
 from uma_trio.service.directory import Directory, Named
 from uma_trio.sockets.principal import Principal
-from uma_trio.telemetry.catalogue import METRICS
 
 #: The app and the handle of another principal's request.
 ANOTHER_USER: Final = "another user"

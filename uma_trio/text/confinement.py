@@ -24,7 +24,7 @@ from uma_trio.confined import workers
 from uma_trio.confined.link import WorkerLimits
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
-from uma_trio.telemetry.shapes import ShapeFigures
+from uma_trio.observe.shapes import ShapeFigures
 from uma_trio.text import shape_worker
 from uma_trio.text.constraint import NONE, Ids, UnderWay, holds
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable, waits_until

@@ -383,7 +383,7 @@ def _write(asked: _Asked, found: Cluster) -> None:
 
 
 def _keys(found: Cluster) -> tuple[bytes, ...]:
-    from uma_trio.http.wire.settings import KeyFileUnusable, read_keys
+    from uma_trio.http.settings import KeyFileUnusable, read_keys
 
     if found.keys is None:
         return ()

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from uma_trio.saying import duration, several
+from uma_trio.words import duration, several
 
 _CLEAR = "\r\x1b[K"
 _WORTH_S = 2.0  # what is over before needs no line

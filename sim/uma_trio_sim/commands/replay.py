@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, complain, print_json
-from uma_trio.saying import harmless, several
+from uma_trio.words import harmless, several
 
 if TYPE_CHECKING:
     from uma_trio.policy.pipeline import Policy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, complain, console, print_json
-from uma_trio.saying import several
+from uma_trio.words import several
 from uma_trio_sim.commands.progress import RunsDone
 
 if TYPE_CHECKING:

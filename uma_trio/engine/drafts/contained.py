@@ -12,7 +12,7 @@ from attrs import define
 from uma_trio.engine.chunk import NO_DRAFT, Outcome
 from uma_trio.engine.drafts.drafting import Drafting, Unread
 from uma_trio.engine.sequences import Sequence
-from uma_trio.telemetry import log
+from uma_trio.observe import log
 
 PATIENCE: Final = 3  # failures until the first rest; after a rest one is enough
 # Memory that ran out may be there again after a minute. An attempt that fails costs its tick the drafts

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from uma_trio.engine.sampling.shortlist import IdArray
-from uma_trio.telemetry import log
+from uma_trio.observe import log
 from uma_trio.text.constraint import Constraint, UnderWay
 
 # More rows than these are seldom refused in one tick; the others wait for one of the first.

@@ -15,10 +15,10 @@ from typing import Final
 
 from attrs import frozen
 
-from uma_trio.http.wire.errors import not_found
-from uma_trio.http.wire.exchange import Exchange
-from uma_trio.http.wire.message import Headers, Reply
-from uma_trio.http.wire.settings import Shared
+from uma_trio.http.errors import not_found
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Headers, Reply
+from uma_trio.http.settings import Shared
 
 #: The content security policy of the page.
 POLICY: Final = (

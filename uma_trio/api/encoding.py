@@ -1,0 +1,91 @@
+"""The model that makes vectors or scores for a request over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from attrs import field, frozen
+
+from uma_trio.api.asking import origin_of
+from uma_trio.api.fields import Body, ignored_header, would_be_ignored
+from uma_trio.api.loading import fault_of_end, keeps_loaded
+from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Headers
+from uma_trio.http.settings import Shared
+from uma_trio.service.ask import Refusal
+from uma_trio.service.embedding import Embedder
+from uma_trio.service.encode_request import EncodeRequest, RequestEnded
+from uma_trio.words import Gives
+
+
+@frozen
+class EncoderInUse:
+    """The model of one request: what it is called in the answer, and when it was loaded, on the engines' clock."""
+
+    embedder: Embedder
+    request: EncodeRequest
+    model: str
+    ready_at: float
+    set_aside: list[str] = field(factory=list)
+
+    def headers(self, body: Body) -> Headers:
+        """Return what is said of the request beside its answer."""
+        return ignored_header([*body.ignored, *self.set_aside])
+
+
+def refuse_without(shared: Shared, gives: Gives) -> None:
+    """Refuse a request for what no model of this daemon gives, before its body is read. Raises :class:`Fault`."""
+    try:
+        shared.service.require(gives)
+    except Refusal as refusal:
+        why = refusal.message
+        raise Fault(400, why, code="not_supported") from None
+
+
+@asynccontextmanager
+async def encoder_for(
+    exchange: Exchange, shared: Shared, body: Body, gives: Gives
+) -> AsyncIterator[EncoderInUse]:
+    """Return the model that a body names, once it is loaded; until the block ends it stays so, and the request is listed.
+
+    A daemon that is not strict takes any name for that of the only model which gives this.
+
+    Raises:
+        Fault: the request was ended meanwhile.
+        Refusal: there is none, or it cannot be loaded.
+    """
+    service, strict, name = shared.service, shared.settings.strict, body.get("model")
+    origin = origin_of(exchange, shared, f"{gives}-{shared.name}-{exchange.number}")
+    request = EncodeRequest(service, origin)
+    request.on_wait = exchange.expect_document
+    try:
+        async with request.encoder(gives, name, exact=strict) as embedder:
+            found = EncoderInUse(embedder, request, name or embedder.name, service.clock())
+            _keep_loaded(found, shared, body)
+            request.on_accept = lambda: exchange.expect_document(found.headers(body))
+            yield found
+    except RequestEnded as ended:
+        raise fault_of_end(ended.code, ended.message) from None
+
+
+def width_of(body: Body, embedder: Embedder, shared: Shared) -> int:
+    """Return how many numbers of a vector are asked for; a strict daemon keeps all.
+
+    Raises:
+        Fault: it does not make so many.
+    """
+    asked, most = body.get("dimensions"), embedder.info.width
+    if asked is not None and (asked > most or (shared.settings.strict and asked != most)):
+        raise invalid("dimensions", f"must be {most} for this model, or left out")
+    return embedder.width(asked)
+
+
+def _keep_loaded(found: EncoderInUse, shared: Shared, body: Body) -> None:
+    """Keep the model for as long as the request says, where that is for its client to say."""
+    if keeps_loaded(body, shared.service, found.request.origin.principal, found.request.model):
+        return
+    if shared.settings.strict:
+        raise would_be_ignored("keep_alive")
+    found.set_aside.append("keep_alive")

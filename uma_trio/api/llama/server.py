@@ -1,0 +1,244 @@
+"""What llama-server tells of itself and of texts: /props, /slots, /tokenize and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+from attrs import evolve
+
+from uma_protocol.rules import Flag, Text
+from uma_trio import __version__
+from uma_trio.api.asking import MODEL, TEMPLATE, Anything
+from uma_trio.api.chats import messages_of
+from uma_trio.api.fields import (
+    Body,
+    Field,
+    aside,
+    decode,
+    fields_of,
+    honoured,
+    ignored_header,
+    take,
+    would_be_ignored,
+)
+from uma_trio.api.llama.completion import Completion
+from uma_trio.api.llama.settings import generation_settings
+from uma_trio.api.openai.chat import manner_of
+from uma_trio.api.tokens import MANY, ids_of, written_ids, written_pieces, written_text
+from uma_trio.api.tools import reshaped_header, tools_of
+from uma_trio.http.errors import Fault, invalid
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Headers, Reply
+from uma_trio.http.settings import Shared
+from uma_trio.service.ask import Chat, Refusal
+from uma_trio.service.checks import utf8_length
+from uma_trio.service.served import Derivation
+from uma_trio.service.visibility import shown_to
+from uma_trio.sockets.principal import Principal
+
+_MAX_PIECES = 262_144
+_ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
+
+TOKENIZE: tuple[Field, ...] = (
+    MODEL,
+    honoured("content", Text(0), "the text", required=True),
+    honoured("add_special", Flag(), "adds the model's begin-of-text token", default="false"),
+    honoured(
+        "parse_special",
+        Flag(),
+        "parses special tokens: `<|im_end|>` becomes a control token",
+        default="true",
+    ),
+    honoured(
+        "with_pieces",
+        Flag(),
+        f"returns each token with its text; takes a content of up to {_MAX_PIECES} bytes",
+        default="false",
+    ),
+)
+DETOKENIZE: tuple[Field, ...] = (
+    MODEL,
+    honoured("tokens", Anything("a list of token ids"), "up to the context", required=True),
+)
+APPLY_TEMPLATE: tuple[Field, ...] = (
+    MODEL,
+    honoured("messages", Anything("a list of messages"), "as in a chat", required=True),
+    honoured("tools", Anything("a list of functions"), "as in a chat"),
+    *TEMPLATE,
+)
+
+
+async def props(exchange: Exchange, shared: Shared) -> Reply:
+    """Return what clients need to know of a model, `?model=` or the default one; nothing about the machine."""
+    served = shared.of(exchange.head.query.get("model")).served
+    with shared.using_loaded(served):
+        derived = await served.derivation()
+    own: dict[str, Any] = dict(served.defaults)
+    return _json(
+        {
+            "default_generation_settings": {
+                "n_ctx": served.bounds.n_ctx_seq,
+                "params": generation_settings(
+                    evolve(Completion.defaults, **own), n_predict=served.bounds.max_tokens
+                )
+                | {"seed": _ANY_SEED},
+            },
+            "total_slots": served.slots,
+            "model_alias": served.bounds.model,
+            # Its file without the folders, which are nobody's business; clients take a name from it.
+            "model_path": PurePath(served.model.path).name,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": served.model.chat_template or "",
+            "chat_template_caps": _caps(derived),
+            "build_info": f"uma-trio {__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+def _caps(found: Derivation | None) -> dict[str, Any]:
+    """Return what chats can do. Where the template knows no tools, they are told in words."""
+    chats = found is not None
+    calls = None if found is None else found.format.calls
+    return {
+        "supports_tools": chats,
+        "supports_tool_calls": calls is not None,
+        "supports_parallel_tool_calls": calls is not None,
+        "supports_system_role": chats,
+        "supports_reasoning": found is not None and found.can_reason,
+        "supports_preserve_reasoning": found is not None and bool(found.habits.reasoning_key),
+        "tools_in_template": found is not None and found.tells_tools,
+        "reply_format": None if found is None else found.format.name,
+    }
+
+
+async def slots(exchange: Exchange, shared: Shared) -> Reply:
+    """List the slots, of `?model=` or all, without any text; of other users' requests only that there are some."""
+    named = exchange.head.query.get("model")
+    found: list[dict[str, Any]] = []
+    if named is not None:
+        return _json(await _slots_of(shared.of(named), exchange.principal, 0))
+    ended: Refusal | None = None
+    for each in shared.each():
+        try:
+            found += await _slots_of(each, exchange.principal, len(found))
+        except Refusal as refusal:  # it is unloaded, and has no slots any more
+            ended = refusal
+    if ended is not None and not found and shared.service.shelf is None:
+        raise ended
+    return _json(found)
+
+
+async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[str, Any]]:
+    """Return the slots of one model, numbered from `first` on."""
+    served, service = shared.served, shared.service
+    context = served.bounds.n_ctx_seq
+    listed = [shown_to(viewer, one) for one in service.named(await served.snapshot())]
+    live = [one for one in listed if one.report.state != "queued"]
+    found: list[dict[str, Any]] = [
+        {
+            "id": first + index,
+            "id_task": one.handle,
+            "n_ctx": context,
+            "is_processing": True,
+            "state": one.report.state,
+            "lane": one.report.lane,
+            "app": one.origin.app,
+            "n_prompt_tokens": one.report.prompt_tokens,
+            "next_token": [{"n_decoded": one.report.completion_tokens}],
+        }
+        for index, one in enumerate(live)
+    ]
+    idle = range(len(live), served.slots)
+    return [
+        *found,
+        *({"id": first + i, "n_ctx": context, "is_processing": False} for i in idle),
+    ]
+
+
+async def adapters(exchange: Exchange, shared: Shared) -> Reply:
+    """List the LoRA adapters of a model (`?model=`), by the numbers that `lora` of a body has. Requests that name none use none."""
+    known = shared.service.adapters(exchange.head.query.get("model"))
+    found = [
+        {"id": n, "name": one.name, "path": one.path.name, "scale": 0.0, "default_scale": one.scale}
+        for n, one in enumerate(known)
+    ]
+    return _json(found)
+
+
+async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the tokens of a text."""
+    body = await fields_of(exchange, shared, TOKENIZE)
+    exchange.expect_document()
+    async with shared.using(body.get("model")) as shared:
+        return await _tokenized(body, shared)
+
+
+async def _tokenized(body: Body, shared: Shared) -> Reply:
+    text, pieces = body.get("content"), body.get("with_pieces", False)
+    most = _MAX_PIECES if pieces else shared.settings.max_prompt_bytes
+    if len(text) > most or utf8_length(text) > most:
+        why = f"has more than {most} bytes; send less at once"
+        raise Fault(413, f"content {why}", code="prompt_too_large", param="content")
+    tokens = await shared.served.tokenize(
+        text,
+        add_special=body.get("add_special", False),
+        parse_special=body.get("parse_special", True),
+    )
+
+    def write() -> bytes:
+        return written_pieces(tokens, shared.served) if pieces else written_ids(tokens)
+
+    return Reply(200, await aside(shared, write, apart=len(tokens) > (MANY if not pieces else 256)))
+
+
+async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the text of tokens."""
+    body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
+    exchange.expect_document()
+    async with shared.using(body.get("model")) as shared:
+        return await _detokenized(body, shared)
+
+
+async def _detokenized(body: Body, shared: Shared) -> Reply:
+    value, served = body.get("tokens"), shared.served
+    most = max(served.bounds.n_ctx_seq, shared.settings.body_values)
+    if isinstance(value, list) and len(value) > most:
+        raise invalid("tokens", f"has {len(value)} tokens; at most {most} are taken at once")
+
+    def write() -> bytes:
+        return written_text(ids_of(value, "tokens"), served, shared.settings.max_body_bytes)
+
+    many = isinstance(value, list) and len(value) > MANY
+    return Reply(200, await aside(shared, write, apart=many))
+
+
+async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
+    """Return a chat as the model's chat template renders it."""
+
+    def read(document: Mapping[str, Any]) -> tuple[Chat, str | None, Headers]:
+        body = decode(APPLY_TEMPLATE, document, strict=shared.settings.strict)
+        tools = tools_of(body.get("tools", []))
+        unused = [*body.ignored]
+
+        def set_aside(name: str) -> None:
+            if shared.settings.strict:
+                raise would_be_ignored(name)
+            unused.append(name)
+
+        chat = Chat(messages_of(body.get("messages"), set_aside), manner_of(body), tools)
+        return chat, body.get("model"), ignored_header(unused)
+
+    chat, named, headers = (await take(exchange, shared, read)).value
+    exchange.expect_document(headers)
+    async with shared.using(named) as shared:
+        prompt = await shared.served.render(chat)
+    headers = (*headers, *reshaped_header(prompt.reshaped))
+    return Reply(200, msgspec.json.encode({"prompt": prompt.text}), headers=headers)
+
+
+def _json(document: object) -> Reply:
+    return Reply(200, msgspec.json.encode(document))

@@ -1,0 +1,247 @@
+"""The model of a request: who waits for its loading is told how far that is; `keep_alive` says how long it stays.
+
+The stream is opened when the loading has lasted for :data:`SHOWN_AFTER_S`. What fails then cannot have a status of its own any
+more, and is told as an event, as far as no part of an answer is out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+from attrs import evolve, frozen
+
+from uma_protocol.rules import FieldFault
+from uma_trio.api.fields import Body, Field, honoured
+from uma_trio.http import sse
+from uma_trio.http.errors import Fault, fault_of, fault_of_refusal
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.settings import Shared
+from uma_trio.service.ask import Origin, Refusal
+from uma_trio.service.loading import WaitsForModel
+from uma_trio.service.served import ServedModel
+from uma_trio.service.service import Service
+from uma_trio.service.shelf import ShelfEntry
+from uma_trio.sockets.principal import Principal
+from uma_trio.words import Lane
+
+# https://pkg.go.dev/time#ParseDuration, which Ollama reads it by.
+_UNITS: Final = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "\u00b5s": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
+_PART: Final = re.compile(r"(\d{1,12}(?:\.\d{0,9})?)(ns|us|\u00b5s|ms|s|m|h)")
+_NUMBER: Final = re.compile(r"-?\d{1,12}(\.\d{1,9})?")
+_MOST_S: Final = 3.2e9
+
+
+class Duration:
+    """A number of seconds, or a text such as 10m or 1h30m."""
+
+    text = "a number of seconds or a duration such as 10m, up to 100 years; below 0: for ever"
+
+    def check(self, path: str, value: Any) -> FieldFault | None:
+        """Tell what is no duration."""
+        return None if _seconds(value) is not None else FieldFault(path, f"must be {self.text}")
+
+
+KEEP_ALIVE: Final[tuple[Field, ...]] = (
+    honoured(
+        "keep_alive",
+        Duration(),
+        "how long the model stays loaded behind its latest request; 0 unloads it at once, below 0 it stays until its "
+        "memory is needed; of operators, where there are several models",
+        default="the model's ttl",
+    ),
+)
+
+
+def keeps_loaded(body: Body, service: Service, by: Principal, name: str | None) -> bool:
+    """Keep a model for as long as a request says; False if that is not for its client to say."""
+    seconds = keep_alive_of(body)
+    if seconds is None:
+        return True
+    if service.shelf is None or not by.is_operator:
+        return False
+    service.keep(name, seconds)
+    return True
+
+
+def keep_alive_of(body: Body) -> float | None:
+    """Return for how many seconds a request keeps its model loaded, infinite for ever; None if it does not say."""
+    value = body.get("keep_alive")
+    return None if value is None else _seconds(value)
+
+
+def _seconds(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        value = _of_text(value.strip())
+    if not isinstance(value, int | float) or value != value or value > _MOST_S:
+        return None
+    return math.inf if value < 0 else float(value)
+
+
+def _of_text(text: str) -> float | None:
+    """Return the seconds of a text; None if it is no duration."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    parts = _PART.findall(text)
+    rest = text.removeprefix("-")
+    if not parts or "".join(number + unit for number, unit in parts) != rest:
+        return None
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return -1.0 if rest != text and seconds else seconds
+
+
+SHOWN_AFTER_S: Final = 1.0
+"""What fails at once still has a status: a file is tried before its loading begins."""
+_AGAIN_S: Final = 1.0
+_STATE: Final = "X-UMA-Model-State"
+
+
+class ToldInStream(Exception):
+    """The client was told in its stream why there is no answer."""
+
+
+@frozen
+class LoadTelling:
+    """How an API writes, in a stream of type `content_type`, that its model is loaded, and that there is no answer.
+
+    `failure` gets the id of the request, too.
+    """
+
+    content_type: str
+    loading: Callable[[ShelfEntry], bytes]
+    failure: Callable[[Fault, str], bytes]
+
+
+def comment(entry: ShelfEntry) -> bytes:
+    """Return how far the loading is as a comment, which every client of server-sent events skips."""
+    return b": %b\n\n" % " ".join(entry.wait.split()).encode()
+
+
+def as_data(entry: ShelfEntry) -> bytes:
+    """Return how far the loading is as an event, for who asked for progress."""
+    told = {"model": entry.names[0], "state": entry.wait, "progress": round(entry.progress, 3)}
+    return comment(entry) + sse.event({"choices": [], "load_progress": told})
+
+
+def _failed(fault: Fault, _request_id: str) -> bytes:
+    return sse.event(fault.member())
+
+
+EVENTS: Final = LoadTelling(sse.CONTENT_TYPE, comment, _failed)
+"""As OpenAI's API writes streams, and most others."""
+
+
+@asynccontextmanager
+async def model_for(
+    exchange: Exchange,
+    shared: Shared,
+    name: str | None,
+    origin: Origin,
+    lane: Lane,
+    telling: LoadTelling | None,
+) -> AsyncIterator[Shared]:
+    """Return `shared` for the model of this name once that is loaded; it stays so until the block ends.
+
+    With a `telling` the client is told meanwhile. Where it was, and there is no model, or the block raises before an
+    answer has begun, the stream ends with the fault.
+
+    Raises:
+        Refusal: there is none of this name, or it cannot be loaded.
+        Fault: the request was ended while it waited.
+        ToldInStream: one of these was told in the stream.
+    """
+    try:
+        served, end = await _loaded(exchange, shared, name, origin, lane, telling)
+        try:
+            yield evolve(shared, named=served)
+        finally:
+            end()
+    except (Fault, Refusal) as error:
+        if telling is None or not exchange.opened:
+            raise
+        fault = fault_of_refusal(error) if isinstance(error, Refusal) else error
+        await exchange.close(telling.failure(fault, origin.name or ""))
+        raise ToldInStream from error
+
+
+async def _loaded(
+    exchange: Exchange,
+    shared: Shared,
+    name: str | None,
+    origin: Origin,
+    lane: Lane,
+    telling: LoadTelling | None,
+) -> tuple[ServedModel, Callable[[], None]]:
+    """Return the model once it is loaded, and what ends the use of it. Raises as :func:`model_for`."""
+    service = shared.service
+    entry = service.entry(name, "text")
+    if entry is None or entry.gives != "text" or not entry.wait:
+        served = await service.ready(name, gives="text")
+        return served, served.uses.begin()
+    waiting = WaitsForModel(service.new_handle(), origin, lane, entry, service.clock())
+    service.directory.add(waiting)
+    refused: Refusal | None = None
+    uses: list[Callable[[], None]] = []
+    try:
+        with waiting.scope:
+            async with trio.open_nursery() as nursery:
+                if telling is None and not exchange.is_late:
+                    exchange.expect_document()
+                elif telling is not None and not exchange.is_late:
+                    nursery.start_soon(_tell, exchange, entry, telling)
+                try:
+                    payer = origin.principal.counts_as
+                    served = await service.ready(name, payer=payer, gives="text")
+                    uses.append(served.uses.begin())
+                except Refusal as refusal:
+                    refused = refusal
+                nursery.cancel_scope.cancel()
+    except BaseException:
+        for end in uses:  # the client left in the moment in which the model was loaded
+            end()
+        raise
+    finally:
+        service.directory.remove(waiting)
+    if waiting.ended is not None:
+        for end in uses:
+            end()
+        raise fault_of_end(*waiting.ended)
+    if refused is not None:
+        raise refused
+    return served, uses[0]
+
+
+def fault_of_end(code: str | None, message: str | None) -> Fault:
+    """Return how a request is answered that somebody ended."""
+    if code is None:
+        return Fault(499, "the request was cancelled", code="cancelled", kind="server_error")
+    return fault_of(code, message or "the request failed")
+
+
+async def _tell(exchange: Exchange, entry: ShelfEntry, telling: LoadTelling) -> None:
+    """Say how far it is, each time that it has changed."""
+    await trio.sleep(SHOWN_AFTER_S)
+    told = ""
+    while True:
+        if entry.is_tried and entry.wait != told:
+            told, data = entry.wait, telling.loading(entry)
+            if not exchange.opened:
+                headers = (("Content-Type", telling.content_type), (_STATE, "loading"))
+                exchange.open(headers, lambda: telling.loading(entry), data)
+            elif not exchange.send(data):
+                await exchange.sent()
+        await trio.sleep(_AGAIN_S)

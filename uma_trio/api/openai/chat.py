@@ -1,0 +1,229 @@
+"""``POST /v1/chat/completions``: a chat, as the clients of OpenAI send and expect it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import evolve
+
+from uma_protocol.rules import MAX_INT32, Flag, Integer
+from uma_trio.api.api import answered, counted
+from uma_trio.api.asking import (
+    MODEL,
+    SAMPLING,
+    STREAM,
+    TEMPLATE,
+    Anything,
+    effort_of,
+)
+from uma_trio.api.chats import messages_of
+from uma_trio.api.fields import Body, honoured
+from uma_trio.api.loading import KEEP_ALIVE
+from uma_trio.api.logprobs import chat_logprobs
+from uma_trio.api.openai.choices import ChoicesApi, Chunks
+from uma_trio.api.shapes import SERVING
+from uma_trio.api.streams import WholeAnswer, read
+from uma_trio.api.tools import FIELDS as TOOLS
+from uma_trio.api.tools import budget_of, call_of, choice_of, tools_of
+from uma_trio.engine.messages import Finished, TokenOut
+from uma_trio.http import sse
+from uma_trio.http.errors import invalid
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Reply
+from uma_trio.http.settings import Shared
+from uma_trio.http.writing import Part, joined
+from uma_trio.service.ask import Ask, Call, Chat, Manner
+from uma_trio.service.generation import Generation
+from uma_trio.service.reading import Reading
+from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said
+
+
+async def chat_completions(exchange: Exchange, shared: Shared) -> Reply | None:
+    """Answer a chat, whole or as a stream."""
+    return await answered(ChatCompletions, exchange, shared)
+
+
+async def chat_tokens(exchange: Exchange, shared: Shared) -> Reply:
+    """Count the tokens of a chat without answering it."""
+    return await counted(ChatCompletions, exchange, shared)
+
+
+class ChatCompletions(ChoicesApi):
+    """A chat whose answers are messages."""
+
+    prefix = "chatcmpl-"
+    kind = "chat.completion"
+    chunk = "chat.completion.chunk"
+    fields = (
+        MODEL,
+        honoured(
+            "messages",
+            Anything("a list of messages"),
+            "text parts, tool calls and their results",
+            required=True,
+        ),
+        honoured(
+            "max_completion_tokens",
+            Integer(1, MAX_INT32),
+            "limited to the free room in the context",
+            default="the room",
+        ),
+        honoured(
+            "max_tokens",
+            Integer(-1, MAX_INT32),
+            "the older name of max_completion_tokens; -1: the free room in the context",
+        ),
+        *STREAM,
+        *SAMPLING,
+        honoured(
+            "logprobs",
+            Flag(),
+            "return each token's log probability in the model's own distribution",
+        ),
+        honoured(
+            "top_logprobs", Integer(0, 20), "return this many alternatives, too; only with logprobs"
+        ),
+        *TEMPLATE,
+        *TOOLS,
+        *KEEP_ALIVE,
+        *SERVING,
+    )
+
+    def asks(self) -> list[Ask]:
+        """Return the chat."""
+        body = self.body
+        tools = tools_of(body.get("tools", []))
+        messages = messages_of(body.get("messages"), self.set_aside)
+        chat = Chat(messages, manner_of(body), tools, choice_of(body))
+        first = self.ask(chat, max_tokens=self._most(), logprobs=self._logprobs())
+        return [evolve(first, reasoning_budget=budget_of(body))]
+
+    def encoder(self, generations: Sequence[Generation]) -> Chunks:
+        """Return what writes the messages in parts."""
+        return _Chunks(self, generations)
+
+    def choice(self, index: int, generation: Generation, answer: WholeAnswer) -> dict[str, Any]:
+        """Return a whole message."""
+        reading = generation.reading
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        if not reading.plain:
+            said = read(answer.tokens, answer.end, reading)
+            message |= self._parsed(said)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": chat_logprobs(answer.tokens, self.shared.served),
+            "finish_reason": reading.reason(answer.end),
+        }
+
+    def _parsed(self, said: Said) -> dict[str, Any]:
+        """Return the members of a message that says more than its text."""
+        message: dict[str, Any] = {"content": said.content}
+        if said.reasoning:
+            message |= dict.fromkeys(self.shared.settings.reasoning_fields, said.reasoning)
+        if said.calls:
+            message["tool_calls"] = [call_of(call) for call in said.calls]
+            message["content"] = said.content or None
+        return message
+
+    def _most(self) -> int:
+        """Return how long an answer may be: nothing but the room bounds one of which nobody says."""
+        most = self.max_tokens()
+        return self.room if most is None else most
+
+    def _logprobs(self) -> int | None:
+        """Return how many alternatives each token comes with; None for no probabilities."""
+        if self.body.get("logprobs", False):
+            top: int = self.body.get("top_logprobs", 0)
+            return top
+        if self.body.get("top_logprobs"):
+            raise invalid("top_logprobs", "needs logprobs true")
+        return None
+
+
+def manner_of(body: Body) -> Manner:
+    """Return how a chat is rendered."""
+    goes_on = body.get("continue_final_message", False) is not False
+    begins = body.get("add_generation_prompt", not goes_on)
+    if goes_on and begins:
+        raise invalid("add_generation_prompt", "must be false with continue_final_message")
+    return Manner(
+        continue_final=goes_on,
+        begins=begins,
+        arguments=body.get("chat_template_kwargs", {}),
+        effort=effort_of("reasoning_effort", body.get("reasoning_effort")),
+    )
+
+
+class _Chunks(Chunks):
+    """Chunks of a chat. The first of each answer names the role, the last only its end."""
+
+    def __init__(self, api: ChatCompletions, generations: Sequence[Generation]) -> None:
+        super().__init__(api, generations)
+        self._served = api.shared.served
+        self._readings = [generation.reading for generation in generations]
+        self._thoughts = api.shared.settings.reasoning_fields
+        self._frames = [sse.Frame(self._chunk(i, {"content": sse.HOLE})) for i in range(api.n)]
+
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """What has read the answers."""
+        return self._readings
+
+    def opening(self) -> bytes:
+        role = {"role": "assistant", "content": ""}
+        return b"".join(sse.event(self._chunk(i, role)) for i in range(len(self._frames)))
+
+    def token(self, index: int, item: TokenOut) -> bytes:
+        reading = self._readings[index]
+        self._n[index] += 1
+        if reading.plain and item.logprobs is None and not self.each_timed:
+            return self._frames[index].fill(item.text) if item.text else b""
+        return self._events(index, reading.token(item), chat_logprobs([item], self._served))
+
+    def empty(self, index: int) -> dict[str, Any]:
+        return self._chunk(index, {})
+
+    def end(self, index: int, finished: Finished) -> Part:
+        reading = self._readings[index]
+        rest = self._events(index, reading.end(finished))
+        chunk = self._chunk(index, {}, reading.reason(finished))
+        return joined([rest, self.written(self.last(chunk, finished))])
+
+    def _events(self, index: int, events: Sequence[Event], logprobs: Any = None) -> bytes:
+        """Return a chunk for each event; the first has the probabilities of the token."""
+        plain = logprobs is None and not self.each_timed and len(events) == 1
+        if plain and isinstance(events[0], Content):
+            return self._frames[index].fill(events[0].text)
+        deltas = [delta for event in events if (delta := self._delta(event))]
+        if logprobs is not None and not deltas:
+            deltas = [{"content": ""}]
+        parts: list[bytes] = []
+        for delta in deltas:
+            chunk = self._chunk(index, delta, None, logprobs)
+            parts.append(sse.event(self.counted(index, chunk) if self.each_timed else chunk))
+            logprobs = None
+        return b"".join(parts)
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        """Return what an event adds to the message: clients join texts, so nothing else repeats."""
+        if isinstance(event, Content):
+            return {"content": event.text}
+        if isinstance(event, Reasoning):
+            return dict.fromkeys(self._thoughts, event.text)
+        if isinstance(event, CallStart):
+            call = call_of(Call(event.id, event.name, ""))
+            return {"tool_calls": [{"index": event.index, **call}]}
+        if isinstance(event, Arguments):
+            piece = {"index": event.index, "function": {"arguments": event.text}}
+            return {"tool_calls": [piece]}
+        return {}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": reason}
+        if logprobs is not None:
+            choice["logprobs"] = logprobs
+        return self.api.part([choice])

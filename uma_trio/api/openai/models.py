@@ -1,0 +1,185 @@
+"""``/v1/models``, and loading and unloading of the models that are configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from uma_protocol.rules import Text
+from uma_trio.api.fields import Field, fields_of, honoured
+from uma_trio.http.errors import Fault
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Reply
+from uma_trio.http.settings import Shared
+from uma_trio.service.shelf import ShelfEntry
+from uma_trio.words import Gives
+
+NAMED: tuple[Field, ...] = (
+    honoured("model", Text(1, 256, printable=True), "a name of a configured model", required=True),
+)
+
+
+CAPABILITIES: Final[Mapping[Gives, str]] = {
+    "text": "completion",
+    "vectors": "embedding",
+    "scores": "rerank",
+}
+"""What Ollama and llama-server call what a model does."""
+
+
+_UNKNOWN: Final = "1970-01-01T00:00:00Z"
+
+
+async def models(exchange: Exchange, shared: Shared) -> Reply:
+    """List the models, loaded ones once under each name that the operator gave them."""
+    named = [(each, name) for each in shown(shared) for name in listed(each)]
+    if _is_anthropics(exchange):
+        named = [(each, name) for each, name in named if each.served.gives == "text"]
+        entries = [_entry(each, name) for each, name in named]
+        ids: list[str | None] = [name for _, name in named]
+        ids = ids or [None]
+        ends = {"first_id": ids[0], "last_id": ids[-1]}
+        return _json({"data": entries, **ends, "has_more": False})
+    models = [_model(each, name) for each, name in named]
+    models += [_unloaded(one) for one in not_loaded(shared)]
+    return _json(
+        {"object": "list", "data": models, "models": [_native(each) for each in shown(shared)]}
+    )
+
+
+async def model(exchange: Exchange, shared: Shared) -> Reply:
+    """Describe a model, loaded or not. The only one has any name; a strict daemon answers 404 to other names."""
+    _, _, name = exchange.head.path.partition("/models/")
+    absent = shared.service.configured(name, exact=shared.settings.strict)
+    if absent is not None and absent.wait:
+        if _is_anthropics(exchange):
+            return _json(_anthropic(name, absent.n_ctx, _UNKNOWN))
+        return _json({**_unloaded(absent), "id": name})
+    shared = shared.of(name)
+    bounds = shared.served.bounds
+    if shared.settings.strict and not bounds.names(name):
+        problem = f"this daemon serves {bounds.model} and nothing else"
+        raise Fault(404, problem, code="model_not_found", param="model")
+    if _is_anthropics(exchange):
+        return _json(_entry(shared, name))
+    return _json(_model(shared, name))
+
+
+async def load(exchange: Exchange, shared: Shared) -> Reply:
+    """Load a configured model; the answer comes when it is loaded. Who leaves before ends the loading for nobody else."""
+    named = (await fields_of(exchange, shared, NAMED)).get("model")
+    exchange.expect_document()
+    return _json({"success": True, "model": await shared.service.load(named)})
+
+
+async def unload(exchange: Exchange, shared: Shared) -> Reply:
+    """Unload a configured model that no request has; the answer comes when its memory is free."""
+    named = (await fields_of(exchange, shared, NAMED)).get("model")
+    exchange.expect_document()
+    return _json({"success": True, "model": await shared.service.unload(named)})
+
+
+def not_loaded(shared: Shared) -> list[ShelfEntry]:
+    """Return the configured models that are not in memory, without the hidden ones."""
+    shelf, loaded = shared.service.shelf, ("loaded", "draining")
+    every = () if shelf is None else shelf.entries
+    return [one for one in every if one.state not in loaded and not one.hidden]
+
+
+def _unloaded(entry: ShelfEntry) -> dict[str, Any]:
+    """Return a configured model that is not in memory, with llama-server's word for its state."""
+    state = "unloaded" if entry.state == "unloading" else entry.state
+    status: dict[str, Any] = {"value": state}
+    if state == "loading":
+        status |= {"progress": round(entry.progress, 3), "detail": entry.wait}
+    if state == "failed":
+        status |= {"failed": True, "detail": entry.wait}
+    return {
+        "id": entry.names[0],
+        "object": "model",
+        "created": 0,
+        "owned_by": "uma-trio",
+        "aliases": list(entry.names[1:]),
+        "capabilities": [CAPABILITIES[entry.gives]],
+        "status": status,
+    }
+
+
+def _is_anthropics(exchange: Exchange) -> bool:
+    """Whether a client of Anthropic's API asks, which has this path, too."""
+    return "anthropic-version" in exchange.head.headers
+
+
+def _entry(shared: Shared, name: str) -> dict[str, Any]:
+    """Return a model as Anthropic's API lists it."""
+    created = datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
+    return _anthropic(name, shared.served.bounds.n_ctx_seq, created)
+
+
+def _anthropic(name: str, context: int, created: str) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created,
+        "max_input_tokens": context,
+        "max_tokens": context,
+        "capabilities": None,
+        "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+        "line": None,
+    }
+
+
+def shown(shared: Shared) -> list[Shared]:
+    """Return what is shared for each loaded model that is not hidden."""
+    return [
+        each
+        for each in shared.each()
+        if each.served.is_alive and not each.service.is_hidden(each.served)
+    ]
+
+
+def listed(shared: Shared) -> list[str]:
+    """Return the names to list: those given by the operator, or that of the model's file."""
+    bounds = shared.served.bounds
+    return [*bounds.configured] or [bounds.model]
+
+
+def _model(shared: Shared, name: str) -> dict[str, Any]:
+    served = shared.served
+    info = served.model
+    every = (served.bounds.model, *served.bounds.aliases)
+    return {
+        "id": name,
+        "object": "model",
+        "created": shared.started,
+        "owned_by": "uma-trio",
+        "aliases": [other for other in every if other != name],
+        "capabilities": [CAPABILITIES[served.gives]],
+        "status": {"value": "loaded"},
+        "max_model_len": served.bounds.n_ctx_seq,
+        "meta": {
+            "n_ctx": served.bounds.n_ctx_seq,
+            "n_ctx_train": info.n_ctx_train,
+            "n_vocab": info.n_vocab,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.size_bytes,
+        },
+    }
+
+
+def _native(shared: Shared) -> dict[str, Any]:
+    """Return a model as llama-server lists it, with what Ollama calls its capabilities."""
+    name = shared.served.bounds.model
+    can = CAPABILITIES[shared.served.gives]
+    return {"name": name, "model": name, "type": "model", "capabilities": [can]}
+
+
+def _json(document: object) -> Reply:
+    return Reply(200, msgspec.json.encode(document))

@@ -1,0 +1,135 @@
+"""Whether the daemon is well, what it counts, and the verbs of an operator."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from uma_protocol.errors import Code
+from uma_protocol.rules import MAX_INT64, Integer, OneOf, Text
+from uma_trio.api.fields import Field, fields_of, honoured
+from uma_trio.api.llama.metrics import llama_metrics
+from uma_trio.http.errors import Fault, fault_of, invalid
+from uma_trio.http.exchange import Exchange
+from uma_trio.http.message import Head, Reply
+from uma_trio.http.settings import Shared
+from uma_trio.observe.exposition import prometheus
+from uma_trio.service.pulse import SILENT_S, LoadReading
+from uma_trio.service.visibility import figures_for
+from uma_trio.words import LANES
+
+PRIORITY: tuple[Field, ...] = (
+    honoured(
+        "request",
+        Integer(1, MAX_INT64),
+        "the daemon's handle of the request; give either this or `id`",
+    ),
+    honoured("id", Text(1, 128, printable=True), "the `id` of the answer"),
+    honoured("priority", OneOf(LANES), "the lane", required=True),
+)
+#: Cells of a block, as routers count them: they take no smaller ones.
+BLOCK = 64
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def health(exchange: Exchange, shared: Shared) -> Reply:
+    """Report whether the daemon accepts requests; with `?ready` also whether the engine answers."""
+    service = shared.service
+    if service.draining:
+        raise fault_of(Code.E_LIFECYCLE_001, "the daemon is stopping")
+    if "ready" in exchange.head.query and (await service.load_reading()).hangs:
+        raise fault_of(Code.E_RUNTIME_004, f"the engine has not answered for {SILENT_S:g} s")
+    return Reply(200, b'{"status":"ok"}')
+
+
+async def metrics(exchange: Exchange, shared: Shared) -> Reply:
+    """Return the metrics in Prometheus' text format, or as JSON if the client accepts that; `?model=` chooses one.
+
+    Only operators see those that count tokens.
+    """
+    service, clock, viewer = shared.service, shared.service.clock, exchange.principal
+    as_json = _wants_json(exchange.head)
+    model = exchange.head.query.get("model")
+    served = None if model is None else service.find(model)
+    spent = 0.0
+
+    def written() -> bytes:
+        nonlocal spent
+        began = clock()
+        found = service.metrics() if served is None else served.telemetry.snapshot()
+        figures = figures_for(viewer, found)
+        if as_json:
+            text = msgspec.json.encode(figures)
+        else:
+            models = service.metrics_of_each() if served is None else {}
+            each = {name: figures_for(viewer, one) for name, one in models.items()}
+            text = (prometheus(figures, each) + llama_metrics(figures)).encode()
+        spent = clock() - began
+        return text
+
+    body = await shared.run_blocking(written)
+    service.questions.charge(spent)  # the helper thread holds the GIL meanwhile
+    if as_json:
+        return Reply(200, body)
+    reading = router_metrics(await service.load_reading()).encode()
+    since = (("Process-Start-Time-Unix", str(shared.started)),)
+    return Reply(200, body + reading, content_type=_PROMETHEUS, headers=since)
+
+
+async def router_figures(exchange: Exchange, shared: Shared) -> Reply:
+    """Return only the load of this machine, for routers that ask many times a second."""
+    reading = await shared.service.load_reading()
+    return Reply(200, router_metrics(reading).encode(), content_type=_PROMETHEUS)
+
+
+def _wants_json(head: Head) -> bool:
+    """Whether a client asks for JSON. Scrapers name text, or nothing at all."""
+    named = head.query.get("format")
+    if named is not None:
+        return named == "json"
+    accepted = head.headers.get("accept", "")
+    return "json" in accepted and "text/plain" not in accepted and "openmetrics" not in accepted
+
+
+async def priority(exchange: Exchange, shared: Shared) -> Reply:
+    """Move a request to another lane."""
+    body = await fields_of(exchange, shared, PRIORITY)
+    handle, name = body.get("request"), body.get("id")
+    if (handle is None) is (name is None):
+        raise invalid("request", "or id must be given, exactly one of them")
+    service = shared.service
+    found = [
+        running
+        for running in service.directory
+        if running.handle == handle or running.origin.name == name
+    ]
+    principal = exchange.principal
+    # Clients choose the ids of the protocol, so another user's request may have the same one.
+    moved = [one for one in found if service.move(one.handle, body.get("priority"), principal)]
+    if not moved:
+        why = "that request is not running, or not yours; GET /slots lists those that are"
+        raise Fault(404, why, code="request_not_found")
+    return Reply(200, msgspec.json.encode({"ok": True, "moved": len(moved)}))
+
+
+def router_metrics(reading: LoadReading) -> str:
+    """Return the gauges of a reading, without help texts: it is asked for twenty times a second.
+
+    The names with ``vllm:`` are those of llm-d-router's default engine, docs/plugin-metric-protocol.md there.
+    """
+    load = reading.load
+    cells = max(1, load.cells_total)
+    labels = f'{{block_size="{BLOCK}",num_gpu_blocks="{cells // BLOCK}"}}'
+    return "".join(
+        f"{name} {value:.6g}\n"
+        for name, value in (
+            ("uma_headroom_ratio", 0.0 if reading.hangs else reading.headroom),
+            ("uma_backlog_seconds", load.backlog_s),
+            ("vllm:num_requests_running", load.running),
+            ("vllm:num_requests_waiting", load.waiting),
+            # Rounded: everybody may ask, and it is the length of a request that runs alone.
+            ("vllm:kv_cache_usage_perc", math.ceil(100 * load.cells_reserved / cells) / 100),
+            (f"vllm:cache_config_info{labels}", 1),
+        )
+    )

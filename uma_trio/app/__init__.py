@@ -1,0 +1,1 @@
+"""The daemon process: builds the parts, starts, drains, stops, is replaced."""

@@ -1,0 +1,158 @@
+"""The HTTP side, made from the options. Who does not use it never imports it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from uma_trio.config.errors import ConfigError
+from uma_trio.config.options import Config
+from uma_trio.observe import log
+from uma_trio.service.fair import HELPERS, in_threads
+from uma_trio.service.fault_log import FaultLog
+from uma_trio.service.service import Service
+from uma_trio.sockets import listener as unix
+from uma_trio.sockets.address import Address
+from uma_trio.sockets.handover import Handed
+from uma_trio.sockets.port import PortUnusable, TcpListener, bound, other_loopback
+from uma_trio.sockets.principal import Principal
+
+if TYPE_CHECKING:
+    from uma_trio.http.server import Server as HttpServer
+    from uma_trio.http.settings import Settings as HttpSettings
+
+_REASONING_FIELDS = {"both": ("reasoning_content", "reasoning")}
+
+
+@contextmanager
+def http_port(
+    config: Config,
+    inherited: socket.socket | None = None,
+    handed: Mapping[str, Handed] = MappingProxyType({}),
+) -> Iterator[unix.Listeners | None]:
+    """Take the address that HTTP is to be served on, if it is, until the block ends.
+
+    A port of one loopback address is taken at the other, too, if the machine has both; `missing` of the result says
+    why it could not be. An `inherited` socket listens on the address already, and so do those that another daemon
+    has `handed` over, by their names; they are closed if they are not used.
+
+    Raises:
+        ConfigError: it needs a key and there is none, or the port cannot be had.
+        uma_trio.sockets.listener.SocketTaken: the Unix socket is another daemon's.
+        uma_trio.sockets.listener.SocketUnusable: it cannot be made there.
+    """
+    address = config.http_address
+    if address is not None and not address.is_loopback and config.http_key_file is None:
+        raise ConfigError(
+            f"{config.source('http')} {config.http}: others can reach that address, so it needs "
+            "--http-key-file"
+        )
+    left = dict(handed)
+    with ExitStack() as stack:
+        try:
+            port = None if address is None else _listeners(address, inherited, left, stack)
+        except PortUnusable as error:
+            raise ConfigError(str(error)) from error
+        finally:
+            for each in left.values():
+                each.close()
+        yield port
+
+
+def _listeners(
+    address: Address,
+    inherited: socket.socket | None,
+    handed: MutableMapping[str, Handed],
+    stack: ExitStack,
+) -> unix.Listeners:
+    """Listen on an address; what is used of `handed` is taken out. Raises :class:`PortUnusable` and the like."""
+    old = handed.pop(address.url, None)
+    if old is not None:
+        inherited = old.sock
+    if address.path:
+        if old is not None and old.lock_fd != -1:
+            claim = unix.handed_claim(address.path, old.sock, old.lock_fd)
+        else:
+            claim = unix.claim(address.path, "--http unix:PATH", inherited=inherited)
+        return unix.Listeners(stack.enter_context(stack.enter_context(claim).listen()))
+    sock = bound(address, "--http") if inherited is None else inherited
+    first = stack.enter_context(TcpListener(sock, address.url))
+    other = other_loopback(sock)
+    if other is None:
+        return unix.Listeners(first)
+    old = handed.pop(other.url, None)
+    try:
+        sock = bound(other, "--http") if old is None else old.sock
+    except PortUnusable as error:
+        why = "" if error.is_missing else f"HTTP is served on {address.url} alone: {error}"
+        return unix.Listeners(first, missing=why)
+    return unix.Listeners(first, stack.enter_context(TcpListener(sock, other.url)))
+
+
+def http_server(config: Config, service: Service) -> HttpServer:
+    """Build the HTTP side. Raises :class:`ConfigError` if the file of keys cannot be used."""
+    from uma_trio.api.routes import router
+    from uma_trio.http.server import Server
+    from uma_trio.http.settings import Shared
+
+    settings = http_settings(config)
+    shared = Shared(
+        settings=settings,
+        service=service,
+        log=FaultLog(log.get("http")),
+        name=secrets.token_hex(4),
+        bodies=settings.bodies(),
+        answers=settings.answers(),
+        started=int(time.time()),
+        run_blocking=in_threads(HELPERS),
+    )
+    return Server(shared, router(), os.geteuid())
+
+
+def http_settings(config: Config) -> HttpSettings:
+    """Put the options into the words of the HTTP side. Raises :class:`ConfigError`."""
+    from uma_trio.http.settings import Settings
+
+    address = config.http_address
+    own = address.host if address is not None else ""
+    return Settings(
+        hosts=frozenset({own.lower(), *_listed(config.http_host)} - {""}),
+        origins=frozenset(origin.rstrip("/") for origin in _listed(config.http_origin)),
+        keys=_keys(config, "http_key_file", config.http_key_file),
+        admin_keys=_keys(config, "http_admin_key_file", config.http_admin_key_file),
+        strict=config.http_strict,
+        proxies=config.trusted_proxies,
+        reasoning_fields=_REASONING_FIELDS.get(config.http_reasoning, (config.http_reasoning,)),
+        max_prompt_bytes=config.http_max_prompt_bytes,
+        max_connections=config.http_max_connections,
+        idle_timeout_s=min(config.idle_timeout_s, Settings().idle_timeout_s),
+    )
+
+
+def credentials(config: Config) -> dict[str, bytes]:
+    """Return the API keys by the principals that they prove. Raises :class:`ConfigError`."""
+    own = _keys(config, "http_key_file", config.http_key_file)
+    admin = _keys(config, "http_admin_key_file", config.http_admin_key_file)
+    return {Principal(connection=0, key=n).shares_as: key for n, key in enumerate((*own, *admin))}
+
+
+def _keys(config: Config, option: str, path: Path | None) -> tuple[bytes, ...]:
+    from uma_trio.http.settings import KeyFileUnusable, read_keys
+
+    if path is None:
+        return ()
+    try:
+        return read_keys(path)
+    except KeyFileUnusable as error:
+        raise ConfigError(f"{config.source(option)}: {error}") from error
+
+
+def _listed(text: str | None) -> list[str]:
+    return [name.strip().lower() for name in (text or "").split(",") if name.strip()]

@@ -1,0 +1,574 @@
+"""One client: its reader half, its writer half, and the request that runs between them.
+
+A :class:`Connection` owns the transport, the protocol object and three tasks. The reader half
+always reads, so a client that leaves is noticed in every state; it answers admin requests on the
+spot and hands requests that are computed to the request task. That task follows one after the
+other from its frame to its terminal event. The writer half sends what the kernel would not take.
+
+How it ends: everything that ends a connection calls :meth:`Connection.end` or ``_gone``, which
+cancel the tasks. What runs is then cancelled, what was said is flushed, and the socket is closed.
+What it must not know: tokens, models, plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+
+import uma_protocol
+from uma_protocol import (
+    Cancel,
+    Code,
+    ConnectionClosed,
+    Embed,
+    Error,
+    Event,
+    Explain,
+    Generate,
+    GetMetrics,
+    Hello,
+    ListSessions,
+    LoadModel,
+    LocalProtocolError,
+    Metrics,
+    Ok,
+    Pause,
+    Prefix,
+    RemoteProtocolError,
+    Rerank,
+    Role,
+    Sessions,
+    SetPriority,
+    UnloadModel,
+    Work,
+)
+from uma_trio.observe import telling
+from uma_trio.service.answers import Answers
+from uma_trio.service.ask import Origin, Refusal
+from uma_trio.service.encode_request import EncodeRequest
+from uma_trio.service.fair import program_of, works_for
+from uma_trio.service.places import is_quiet
+from uma_trio.service.visibility import Viewer, figures_for
+from uma_trio.sockets.principal import Principal
+from uma_trio.sockets.transport import Transport
+from uma_trio.sockets.writer import Writer
+from uma_trio.uds.encoded import EncodedRequest
+from uma_trio.uds.relay import relay, tell_loading
+from uma_trio.uds.settings import Settings, Shared
+from uma_trio.uds.wire import (
+    ask_of,
+    error_event,
+    memory_info,
+    models_info,
+    origin_of,
+    prefixes_event,
+    refusal_event,
+    session_info,
+)
+
+Answer = TypeVar("Answer")
+Look = Callable[[], Coroutine[Any, Any, Event]]
+"""Makes the answer to a question."""
+Relay = Callable[[], Coroutine[Any, Any, None]]
+"""Takes a request to its terminal event."""
+
+
+class Connection:
+    """A client that was let in. `run` closes the transport, however it ends.
+
+    With `takes_place` it is in a place for operators: it may ask questions, for as long as it goes on
+    asking, and is refused when it generates, unless `takes_place` returns True. A `protocol` is one that
+    has begun, and may hold what the client sent behind its hello.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        principal: Principal,
+        shared: Shared,
+        takes_place: Callable[[], bool] | None = None,
+        protocol: uma_protocol.Connection | None = None,
+    ) -> None:
+        settings = shared.settings
+        self._takes_place = takes_place
+        transport.limit_send_buffer(settings.send_buffer_bytes)
+        self._principal = principal
+        self._shared = shared
+        self._service = shared.service
+        self._settings = settings
+        self._transport = transport
+        self._protocol = protocol or uma_protocol.Connection(Role.SERVER)
+        self._writer = Writer(
+            transport,
+            stall_timeout_s=settings.stall_timeout_s,
+            lost=self._gone,
+            stalled=self._stalled,
+        )
+        self._scope = trio.CancelScope()
+        self._reading = trio.CancelScope()
+        self._requests, self._next_request = trio.open_memory_channel[tuple[str, Relay]](1)
+        self._running: Answers | EncodedRequest | None = None
+        self._frame_began: float | None = None
+        self._idle_since = trio.current_time()
+        self._inspected: trio.Event | None = None
+        self._watch: trio.CancelScope | None = None
+        self._loads = 0
+        self._over = False
+        self._had_last_word = False
+        self._leaves = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Hello: self._on_hello,
+            Generate: self._on_generate,
+            Embed: self._on_encode,
+            Rerank: self._on_encode,
+            Cancel: self._on_cancel,
+            SetPriority: self._on_priority,
+            ListSessions: self._on_sessions,
+            Explain: self._on_explain,
+            Prefix: self._on_prefix,
+            LoadModel: self._on_load,
+            UnloadModel: self._on_load,
+            GetMetrics: self._on_metrics,
+            ConnectionClosed: self._on_closed,
+        }
+
+    async def run(self) -> None:
+        """Serve the client until it leaves, breaks a rule, or :meth:`end` is called.
+
+        Cancelled, it ends what runs and closes the socket without a further word.
+        """
+        works_for(program_of(self._principal, None))
+        try:
+            try:
+                with self._scope:
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        nursery.start_soon(self._writer.run)
+                        nursery.start_soon(self._serve_requests)
+                        await self._read()
+            finally:
+                self._over = True
+                self._let_go()
+            if not self._writer.broken:
+                with trio.move_on_after(self._settings.linger_s):
+                    await self._writer.finish()
+                    if self._had_last_word:
+                        await self._transport.linger(self._settings.linger_bytes)
+        finally:
+            self._transport.close()
+            self._writer.close()
+
+    def end(self, last_word: Error | None = None) -> None:
+        """End the connection after `last_word`, once all that was said is written. Idempotent."""
+        if self._over:
+            return
+        if last_word is not None:
+            self._say(last_word)
+            self._had_last_word = True
+        self._over = True
+        self._scope.cancel()
+
+    @property
+    def owner(self) -> str:
+        """Who has its place."""
+        return self._principal.counts_as
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it only waits for its last bytes to be read."""
+        return self._over
+
+    @property
+    def idle_since(self) -> float | None:
+        """When the client was heard or answered last, if it may send a request, or half of one is there."""
+        if self._over or not self._is_idle or self._inspected or self._writer.waiting_bytes:
+            return None
+        return self._idle_since
+
+    @property
+    def watches(self) -> bool:
+        """Whether the client is told the metrics again and again, and runs nothing else."""
+        return self._watch is not None and self._running is None
+
+    def leave(self) -> None:
+        """End the connection when its answers are out, or when it is quiet. Idempotent."""
+        self._leaves = True
+        if self.watches:
+            self.end()  # there is always a next figure
+        elif is_quiet(self, trio.current_time()):
+            self._take_no_more()
+
+    def _take_no_more(self) -> None:
+        """Answer what the client has sent so far, and end. What it sends from here on fails unsent.
+
+        Over TCP it is lost: a client cannot be kept from sending there.
+        """
+        if self._principal.host:
+            self.end()
+        else:
+            self._transport.end_receiving()  # read as the end of what the client says
+
+    def make_room(self) -> None:
+        """End the connection, which is idle, since another client needs its place. Idempotent."""
+        seconds = trio.current_time() - self._idle_since
+        why = f"nothing happened for {seconds:.0f} s, and another client needs the place"
+        self.end(error_event(Code.E_LIMIT_006, why))
+
+    def _gone(self) -> None:
+        self._writer.broken = True  # nobody reads what is left
+        self._over = True
+        self._scope.cancel()
+
+    def _stalled(self) -> None:
+        seconds = self._settings.stall_timeout_s
+        self.end(error_event(Code.E_IO_001, f"nothing was read for {seconds:g} s"))
+
+    def _let_go(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _say(self, event: Event) -> None:
+        """Send an event now, or as soon as the client reads."""
+        if self._over:
+            return
+        self._writer.write(self._protocol.send(event))
+        if isinstance(event, Error):
+            self._service.telemetry.error_sent(event.code)
+
+    def _refuse(self, refusal: Refusal, request: str | None = None) -> None:
+        """Answer a question that is refused. It ends the connection where nothing runs, and never the request that runs."""
+        event = refusal_event(refusal, request, idle=self._running is None)
+        if event.fatal:
+            self.end(event)
+        else:
+            self._say(event)
+
+    # --- the reader half ---
+
+    async def _read(self) -> None:
+        await self._catch_up()
+        while True:
+            with trio.CancelScope(deadline=self._deadline()) as self._reading:
+                try:
+                    data = await self._transport.receive_some()
+                except trio.BrokenResourceError:
+                    self._gone()
+                    return
+            if self._reading.cancelled_caught:
+                self._too_late()
+                continue
+            self._idle_since = trio.current_time()
+            self._protocol.receive_data(data)
+            # Over TCP a client that has left looks like one that has ended its sending side.
+            if not data and (self._principal.host or self._transport.is_gone()):
+                await self._service.thread_share.turn()  # hundreds may leave at once
+                self._gone()
+                return
+            await self._catch_up()
+            if not data:
+                # The client has said all it will and still reads: finish what runs.
+                await self._transport.wait_until_gone()
+                self._gone()
+                return
+
+    async def _catch_up(self) -> None:
+        """Act on every frame that is there, as fast as the answers go out."""
+        self._pump()
+        while self._congested and not self._over:
+            await self._wait_for_room()
+            self._pump()
+
+    def _pump(self) -> None:
+        """Act on every frame that is there, unless answers pile up."""
+        while not self._over and not self._congested:
+            try:
+                event = self._protocol.next_event()
+            except RemoteProtocolError as fault:
+                self._frame_began = None
+                answer = self._protocol.error_event(fault)
+                if fault.fatal:
+                    self.end(answer)
+                    return
+                self._say(answer)
+                continue
+            if isinstance(event, Pause):
+                break
+            self._frame_began = None
+            self._handlers[type(event)](event)
+            if isinstance(event, ConnectionClosed):
+                break  # it is said every time one asks
+        self._watch_frame()
+
+    def _watch_frame(self) -> None:
+        # While answers pile up nobody reads: the rest of the frame may lie in the socket.
+        if self._congested or not self._protocol.mid_frame:
+            self._frame_began = None
+        elif self._frame_began is None:
+            self._frame_began = trio.current_time()
+
+    @property
+    def _congested(self) -> bool:
+        """Whether reading on would only pile up answers."""
+        return (
+            self._inspected is not None or self._writer.waiting_bytes > self._settings.backlog_bytes
+        )
+
+    async def _wait_for_room(self) -> None:
+        if self._inspected is not None:
+            await self._inspected.wait()
+        else:
+            await self._writer.flushed()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._running is None and self._watch is None and not self._loads
+
+    def _deadline(self) -> float:
+        """Until when the next bytes have to come."""
+        if self._frame_began is not None:
+            return self._frame_began + self._settings.frame_timeout_s
+        if self._is_idle:
+            patience = self._settings.idle_timeout_s
+            if self._takes_place is not None:
+                patience = self._settings.operator_idle_s
+            return self._idle_since + patience
+        return float("inf")
+
+    def _too_late(self) -> None:
+        now = trio.current_time()
+        if now < self._deadline():
+            return  # it was moved while the reader was waking
+        if self._frame_began is not None:
+            seconds = self._settings.frame_timeout_s
+            self.end(error_event(Code.E_PROTO_006, f"a frame took longer than {seconds:g} s"))
+        elif self._takes_place is not None:
+            self.end(too_many(self._settings))
+        else:
+            seconds = self._settings.idle_timeout_s
+            self.end(error_event(Code.E_LIMIT_006, f"nothing happened for {seconds:g} s"))
+
+    # --- what the client says ---
+
+    def _on_hello(self, _: Hello) -> None:
+        """The protocol has compared the token, where one is asked for."""
+
+    def _on_generate(self, generate: Generate) -> None:
+        if not self._has_place(generate.id):
+            return
+        origin = origin_of(generate, self._principal, self._shared.door)
+        self._running = answers = self._service.generate([ask_of(generate)], origin)
+        self._tell_waiting(generate, answers)
+        followed = partial(relay, generate, answers, self._protocol, self._writer, self._service)
+        self._requests.send_nowait((generate.id, followed))
+
+    def _on_encode(self, asked: Embed | Rerank) -> None:
+        if not self._has_place(asked.id):
+            return
+        origin = Origin(principal=self._principal, door=self._shared.door, name=asked.id)
+        self._running = encoding = EncodedRequest(asked, origin, self._service)
+        self._tell_waiting(asked, encoding.request)
+        followed = partial(encoding.relay, self._protocol, self._writer)
+        self._requests.send_nowait((asked.id, followed))
+
+    def _tell_waiting(self, asked: Work, waiting: Answers | EncodeRequest) -> None:
+        """Have the client told what its request waits for while the model is loaded, if it asked for that."""
+        if asked.progress:
+            tell = partial(tell_loading, asked.id, waiting, self._say)
+            waiting.on_wait = lambda: self._nursery.start_soon(tell)
+
+    def _has_place(self, request: str) -> bool:
+        """Return whether the client may have something computed; else it is told why not."""
+        if self._takes_place is not None and not self._takes_place():
+            self.end(too_many(self._settings, request))
+            return False
+        self._takes_place = None
+        return True
+
+    def _on_cancel(self, request: Cancel) -> None:
+        if request.request is not None:
+            self._change(lambda handle: self._service.cancel(handle, self._principal), request)
+        elif self._running is not None:  # the protocol lets only its id through
+            self._running.end()
+
+    def _on_priority(self, request: SetPriority) -> None:
+        if request.request is not None:
+            self._change(
+                lambda handle: self._service.move(handle, request.priority, self._principal),
+                request,
+            )
+        elif self._running is not None:  # the protocol lets only its id through
+            self._running.move_to(request.priority)
+            self._say(Ok(id=request.id))
+
+    def _change(self, change: Callable[[int], bool], request: Cancel | SetPriority) -> None:
+        """Change what runs under a handle, and say whether there was anything."""
+        found = change(request.request or 0)
+        why = "that request is not running, or not yours; `uma-trio ps` lists those that are"
+        self._say(Ok(id=request.id) if found else error_event(Code.E_PROTO_005, why))
+
+    def _on_sessions(self, request: ListSessions) -> None:
+        self._look(lambda: self._sessions(request.ticks or 0))
+
+    async def _sessions(self, ticks: int) -> Event:
+        service, viewer = self._service, Viewer(self._principal)
+        snapshots = await service.snapshots()
+        every = [running for snapshot in snapshots for running in service.named(snapshot)]
+        now = snapshots[0].at
+        return Sessions(
+            tuple(
+                session_info(seen, viewer.wait(seen.report.waits, service.directory))
+                for seen in map(viewer.shown, every)
+            ),
+            waiting=sum(snapshot.waiting for snapshot in snapshots),
+            memory=memory_info(snapshots) if self._principal.is_operator else None,
+            models=models_info(service),
+            ticks=await telling.latest(service, viewer, ticks, now) if ticks else (),
+            settings=dict(service.settings) if self._principal.is_operator else None,
+        )
+
+    def _on_explain(self, request: Explain) -> None:
+        self._look(lambda: telling.answer(request, self._service, self._principal))
+
+    def _on_prefix(self, request: Prefix) -> None:
+        if request.action == "pin" and request.session is None:
+            fault = "session is missing: `pin` needs to know whose latest turn to keep"
+            self._refuse(Refusal(Code.E_PROTO_003, fault))
+            return
+        self._look(lambda: self._prefixes(request))
+
+    async def _prefixes(self, request: Prefix) -> Event:
+        pinned = request.session if request.action == "pin" else None
+        seconds = 300 if request.seconds is None else request.seconds
+        found = await self._service.prefixes(
+            self._principal, clear=request.action == "clear", session=pinned, pin_s=seconds
+        )
+        return prefixes_event(found, self._principal.shares_as)
+
+    def _look(self, look: Look, *, ends: bool = False) -> None:
+        """Answer a question in its turn; nothing is read until then. It may end the connection."""
+        self._inspected = trio.Event()
+        self._nursery.start_soon(self._answer, look, self._inspected, ends)
+
+    def _in_turn(self, look: Callable[[], Coroutine[Any, Any, Answer]]) -> Awaitable[Answer]:
+        return self._service.questions.answer(self._principal.counts_as, look)
+
+    async def _answer(self, look: Look, answered: trio.Event, ends: bool) -> None:
+        try:
+            event = await self._in_turn(look)
+            self._idle_since = trio.current_time()
+            self._say(event)
+        except Refusal as refusal:
+            self._refuse(refusal)
+        except LocalProtocolError as fault:
+            self._refuse(_unsendable(fault))
+        if ends:
+            self.end()
+        self._inspected = None
+        if self._leaves and self._is_idle:
+            self._take_no_more()
+        self._reading.deadline = self._deadline()
+        answered.set()
+
+    def _on_load(self, request: LoadModel | UnloadModel) -> None:
+        """Load or unload a model beside what the client says: it may leave before that has come to its end."""
+        if not self._principal.is_operator:
+            why = "only the user that runs the daemon may load and unload models"
+            self._refuse(Refusal(Code.E_AUTH_002, why))
+        elif self._loads:
+            why = "this connection loads or unloads a model already; wait for its ok"
+            self._refuse(Refusal(Code.E_PROTO_004, why))
+        else:
+            self._loads += 1
+            self._nursery.start_soon(self._load, request)
+
+    async def _load(self, request: LoadModel | UnloadModel) -> None:
+        change = self._service.load if isinstance(request, LoadModel) else self._service.unload
+        refused: Refusal | None = None
+        try:
+            await change(request.model)
+        except Refusal as refusal:
+            refused = refusal
+        self._loads -= 1
+        self._idle_since = trio.current_time()
+        if refused is None:
+            self._say(Ok())
+        else:
+            self._refuse(refused)
+        self._reading.deadline = self._deadline()
+
+    def _on_metrics(self, request: GetMetrics) -> None:
+        ends = request.interval_ms is None and self._running is None
+        self._look(lambda: self._metrics(request), ends=ends)
+
+    async def _metrics(self, request: GetMetrics) -> Event:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if request.interval_ms is not None:
+            self._watch = trio.CancelScope()
+            self._nursery.start_soon(self._repeat_metrics, request.interval_ms / 1e3, self._watch)
+        return await self._figures()
+
+    async def _figures(self) -> Metrics:
+        figures = await self._service.figures()
+        return Metrics(metrics=dict(figures_for(self._principal, figures)))
+
+    async def _repeat_metrics(self, interval_s: float, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                await trio.sleep(interval_s)
+                if self._writer.waiting_bytes:
+                    continue  # it does not read: tell it less often
+                try:
+                    self._say(await self._in_turn(self._figures))
+                except LocalProtocolError as fault:
+                    self._refuse(_unsendable(fault))
+
+    def _on_closed(self, _: ConnectionClosed) -> None:
+        if self._is_idle:
+            self.end()
+
+    # --- the request between the halves ---
+
+    async def _serve_requests(self) -> None:
+        async for request, followed in self._next_request:
+            try:
+                await followed()
+            except Refusal as refusal:
+                self.end(refusal_event(refusal, request))
+                return
+            except LocalProtocolError:
+                if self._over:
+                    return  # the last word was said while this task was on its way
+                raise
+            if not self._over:
+                await self._go_on()
+
+    async def _go_on(self) -> None:
+        """Begin the next cycle: the terminal event of the request is wholly written."""
+        self._running = None
+        self._idle_since = trio.current_time()
+        self._protocol.start_next_cycle()
+        # The reader may be waiting for bytes, so what was sent ahead of them is read here.
+        await self._catch_up()
+        if self._leaves and self._is_idle:
+            self._take_no_more()
+        self._reading.deadline = self._deadline()
+
+
+def _unsendable(fault: LocalProtocolError) -> Refusal:
+    """Return the refusal of a question whose answer cannot be sent: most likely it is too long for a frame."""
+    is_long = fault.code is Code.E_PROTO_002
+    return Refusal(Code.E_LIMIT_005 if is_long else fault.code, fault.message)
+
+
+def too_many(settings: Settings, request: str | None = None) -> Error:
+    """Return what is said where all places are held; `request` is the id of what was asked for."""
+    most = settings.max_sessions
+    why = f"the most connections, {most}, are open already; close one, or raise --max-sessions"
+    after = settings.refused_retry_s
+    return error_event(Code.E_LIMIT_002, why, id=request, retry_after_s=after)
