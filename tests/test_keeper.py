@@ -165,7 +165,7 @@ async def shelf(
     kept = Keeper(entries, service, deploy, let_go, loading)  # type: ignore[arg-type]
     made = Shelf(kept, free, service)
     needs = Needs(4096, own=2 * GIB - OURS, mapped=0, kv=0, compute=0)
-    monkeypatch.setattr(trial, "estimate", lambda _config: Estimate(needs, needs, (needs,)))
+    monkeypatch.setattr(trial, "estimate", lambda _config: Estimate(needs, (needs,)))
     monkeypatch.setattr(trial, "try_computing", made.compute)
     monkeypatch.setattr(room, "available_memory", lambda: made.free)
     monkeypatch.setattr(keeper, "load", load)
@@ -240,7 +240,7 @@ async def test_memory_of_a_gpu_is_made_room_in(
     """As that of the machine; who never fits there is refused with the sum."""
     async with shelf(monkeypatch, 64 * GIB) as models:
         needs = Needs(4096, own=GIB, mapped=0, kv=0, compute=0, device=3 * GIB)
-        monkeypatch.setattr(trial, "estimate", lambda _config: Estimate(needs, needs))
+        monkeypatch.setattr(trial, "estimate", lambda _config: Estimate(needs))
         gpu = 4 * GIB
         monkeypatch.setattr(room, "free_device_memory", lambda: gpu - 3 * GIB * len(models.loaded))
         await models.ask("a")
@@ -617,7 +617,7 @@ def needing(models: Shelf, monkeypatch: pytest.MonkeyPatch, **gib: int) -> None:
 
     def estimate(config: Config) -> Estimate:
         needs = Needs(4096, own=gib[config.alias[0]] * GIB - OURS, mapped=0, kv=0, compute=0)
-        return Estimate(needs, needs, (needs,))
+        return Estimate(needs, (needs,))
 
     monkeypatch.setattr(trial, "estimate", estimate)
 

@@ -522,7 +522,7 @@ def test_the_stores_of_four_programs_are_read_where_they_lie(tmp_path: Path) -> 
         ("pub/repo:Q8_0", "lmstudio"),
     ]
     needs = Needs(4096, own=1 << 30, mapped=0, kv=0, compute=0)
-    rows = rows_of(found, load({}, {}), 1 << 40, lambda _: Estimate(needs, needs, (needs,)))
+    rows = rows_of(found, load({}, {}), 1 << 40, lambda _: Estimate(needs, (needs,)))
     assert {(row.fits, row.n_ctx_fits) for row in rows} == {(True, 4096)}
     assert rows_of(found[:1], load({}, {}), 1 << 20)[0].fits is False
 

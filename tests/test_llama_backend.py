@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,9 @@ from models.synthetic import PRESETS, write_model
 from uma_trio.app.wiring import load_backend
 from uma_trio.backend import _llama_lib
 from uma_trio.backend._llama_compute import OVER
-from uma_trio.backend._llama_flash import _Deep, _Refused, time_both
 from uma_trio.backend._llama_info import described
 from uma_trio.backend._llama_lib import LogLevel, parse_features
-from uma_trio.backend._llama_load import load_model
-from uma_trio.backend._llama_options import FLASH_OFF, FLASH_ON
 from uma_trio.backend._llama_vocab import cut_long_lines
-from uma_trio.backend.attention import (
-    DEPTH,
-    NEEDED,
-    PROBE_BATCH,
-    PROBE_CELLS,
-    SEQUENCES,
-    SHAPES,
-    Seconds,
-    Subject,
-)
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
 from uma_trio.backend.llama import LlamaBackend, system_info
 from uma_trio.backend.placement import Placement
@@ -138,92 +124,22 @@ def test_every_kv_type_computes(tiny: Path, kv_type: str) -> None:
 @pytest.mark.parametrize(
     ("options", "left_out"),
     [
-        ({}, True),
+        ({}, False),
         ({"flash_attention": "on"}, False),
         ({"flash_attention": "off"}, True),
         ({"kv_type": "q8_0"}, False),
     ],
     ids=str,
 )
-def test_a_processor_that_was_not_measured_does_without_flash_attention(
+def test_flash_attention_is_used_unless_it_is_off(
     tiny: Path, options: dict[str, object], left_out: bool
 ) -> None:
-    """Unless somebody asks for it, or the cache is quantised; the description says so.
-
-    What was measured with it must not be taken for the cost without, and the description is a
-    part of what a cost file is called by.
-    """
+    """The description says so: it is a part of the name of the cost file, and costs differ."""
     backend = load(tiny, **options)
     if "CPU" in backend.description:
         assert ("without flash attention" in backend.description) == left_out
         assert backend.limits.whole_cache == left_out
     backend.close()
-
-
-@pytest.mark.parametrize("faster", [True, False, None])
-def test_what_was_measured_to_be_faster_is_used(tiny: Path, faster: bool | None) -> None:
-    """Attention is computed that way, and the description, which names the cost file, says so."""
-    backend = load(tiny, gpu_layers=0, flash_is_faster=lambda *_: faster)
-    assert ("without flash attention" in backend.description) == (not faster)
-    assert backend.limits.whole_cache == (not faster)
-    backend.close()
-
-
-@pytest.mark.parametrize(
-    "options", [{"flash_attention": "on"}, {"flash_attention": "off"}, {"kv_type": "q8_0"}], ids=str
-)
-def test_what_is_asked_for_is_not_measured(tiny: Path, options: dict[str, object]) -> None:
-    """Nor what only one of the two can do."""
-    load(tiny, **options, flash_is_faster=lambda *_: pytest.fail("measured")).close()
-
-
-def test_both_ways_of_attention_are_timed_behind_full_caches(tiny: Path) -> None:
-    """Each shape has both times, the subject names the model, and the model computes afterwards."""
-    found: list[Seconds] = []
-
-    def measured(about: Subject, measure: Callable[[], Seconds]) -> bool:
-        assert about.size_bytes == tiny.stat().st_size
-        assert about.threads == 1
-        found.append(measure())
-        return True
-
-    backend = load(tiny, gpu_layers=0, flash_is_faster=measured)
-    backend.batch.token[0], backend.batch.want[0] = 97, 1
-    assert backend.decode(1) == DecodeStatus.OK
-    backend.close()
-    (seconds,) = found
-    assert set(seconds) == set(SHAPES)
-    assert all(one > 0 for pair in seconds.values() for one in pair)
-
-
-@pytest.mark.parametrize("flash", [FLASH_OFF, FLASH_ON])
-def test_a_cache_is_filled_by_copies(tiny: Path, flash: int) -> None:
-    """Every cell that the shapes do not need is used, and a decode leaves as many as it found."""
-    model = load_model(tiny, mlock=False, mmap=True, gpu_layers=0, progress=None)
-    with _Deep(model.pointer, tiny, 1, "f16", flash) as deep:
-        deep.fill()
-        one = len(deep._saved()) / DEPTH
-        assert SEQUENCES * DEPTH + PROBE_BATCH == PROBE_CELLS
-        for shape in SHAPES:
-            deep.decode(shape)
-            assert len(deep._saved()) / DEPTH == one
-        with pytest.raises(_Refused):
-            deep._copy(deep._saved(), 0)  # there is no room for more
-
-
-def test_a_model_that_is_too_slow_is_not_measured(tiny: Path) -> None:
-    """The first tokens tell, and nothing else is computed."""
-    model = load_model(tiny, mlock=False, mmap=True, gpu_layers=0, progress=None)
-    hours = count(step=3600)
-    assert time_both(model.pointer, tiny, threads=1, kv_type="f16", clock=lambda: next(hours)) == {}
-
-
-def test_a_slow_model_is_measured_without_its_widest_tick(tiny: Path) -> None:
-    """Four seconds for the first tokens of both leave time for the rest."""
-    model = load_model(tiny, mlock=False, mmap=True, gpu_layers=0, progress=None)
-    clock = count(step=4)
-    found = time_both(model.pointer, tiny, threads=1, kv_type="f16", clock=lambda: next(clock))
-    assert set(found) == set(NEEDED)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ async def loading_house(
         made = LoadingHouse(house, kept, None)  # type: ignore[arg-type]
         inner.service.shelf = kept
         needs = Needs(4096, own=1, mapped=0, kv=0, compute=0)
-        known = Estimate(needs, needs, (needs,))
+        known = Estimate(needs, (needs,))
         monkeypatch.setattr(trial, "estimate", lambda _config: known)
         monkeypatch.setattr(trial, "try_computing", lambda _config: None)
         monkeypatch.setattr(room, "available_memory", lambda: None)

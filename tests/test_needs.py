@@ -30,7 +30,7 @@ def needs(n_ctx: int, kv: int) -> Needs:
 def line() -> Estimate:
     """Return an estimate where 1,024 cells take 10 MiB, up to 8,192."""
     curve = (needs(256, 2), needs(4096, 40), needs(8192, 80))
-    return Estimate(curve[1], curve[1], curve)
+    return Estimate(curve[1], curve)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_file_is_tried_once_until_it_or_its_settings_change(
 def test_what_a_gpu_lacks_is_told_with_both_sums() -> None:
     """And what takes less of it."""
     much = evolve(needs(4096, 40), device=900 * MIB)
-    said = Estimate(much, much).refusal_of_devices(700 * MIB)
+    said = Estimate(much).refusal_of_devices(700 * MIB)
     assert "900 MiB on the GPU, and 700 MiB are free there" in said
     assert "gpu_layers" in said
 
@@ -101,11 +101,11 @@ def test_a_second_daemon_needs_room_for_what_it_does_not_share() -> None:
     read = evolve(needs(4096, 40), mapped=0)
     mapped = evolve(read, own=0, mapped=read.own)
     room = PROCESS + OURS + 40 * MIB
-    Estimate(mapped, mapped).refuse_beside(room)
+    Estimate(mapped).refuse_beside(room)
     with pytest.raises(
         ModelError, match=r"--replace needs 290 MiB .*40 MiB of KV cache.* service restart"
     ):
-        Estimate(read, read).refuse_beside(room)
+        Estimate(read).refuse_beside(room)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_estimate_is_what_loading_takes(
 ) -> None:
     """Weights, cells and buffers of each kind of model, within 3 % of what llama.cpp has once it is loaded."""
     path = write_model(tmp_path / "model.gguf", PRESETS[preset])
-    asked = Question(n_ctx, slots, kv_type, flash, None, 0, mmap)
+    asked = Question(n_ctx, slots, kv_type, flash, 0, mmap)
     expected = estimate(path, asked).needs
     backend = LlamaBackend.load(
         path,
@@ -152,23 +152,25 @@ def test_the_estimate_is_what_loading_takes(
     assert (expected.mapped > 0) is mmap
 
 
-def test_flash_attention_is_the_least_where_it_is_left_to_the_daemon(tmp_path: Path) -> None:
-    """The scores of attention are counted, and what goes without them, too."""
+def test_the_scores_of_attention_are_counted_where_it_has_them(tmp_path: Path) -> None:
+    """Without flash attention, and their copy in half precision with them; at each size of the context."""
     path = write_model(tmp_path / "model.gguf", PRESETS["tiny"])
-    question = Question(32768, 8, "f16", "auto", None, 0, True, others=(512, 65536))
-    found = estimate(path, question)
-    assert found.needs.compute > 2 * found.least.compute
+    plain, flash = (
+        estimate(path, Question(32768, 8, "f16", how, 0, True, others=(512, 65536)))
+        for how in ("off", "auto")
+    )
+    assert plain.needs.compute > 2 * flash.needs.compute
     heads = PRESETS["tiny"].heads
-    assert (found.needs.work, found.least.work) == (2 * heads * 32768 * 512, 0)
-    assert [each.n_ctx for each in found.curve] == [512, 32768, 65536]
-    assert found.curve[1] == found.least
+    assert (plain.needs.work, flash.needs.work) == (2 * heads * 32768 * 512, 0)
+    assert [each.n_ctx for each in flash.curve] == [512, 32768, 65536]
+    assert flash.curve[1] == flash.needs
 
 
 def test_a_damaged_file_is_an_error_with_its_reason(tmp_path: Path) -> None:
     """Cut, or with a tensor too few."""
     whole = write_model(tmp_path / "model.gguf", PRESETS["tiny"]).read_bytes()
     damaged = tmp_path / "damaged.gguf"
-    question = Question(1024, 8, "f16", "auto", None, 0, True)
+    question = Question(1024, 8, "f16", "auto", 0, True)
     damaged.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match="truncated"):
         estimate(damaged, question)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uma_trio.backend import _llama_options, kv_memory
-from uma_trio.backend._llama_options import FLASH_LEFT, FLASH_OFF, chosen_flash, refuse_without_room
+from uma_trio.backend._llama_options import FLASH_LEFT, refuse_without_room
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.placement import Placement
@@ -46,13 +46,6 @@ def test_cells_are_where_the_attention_of_their_layers_is() -> None:
     assert shares == [1.0, 1.0, 0.5, 0.0, 0.0]
     attends = [Placement.of(24, CARD, n).attends_on_gpu for n in (0, 1, 2)]
     assert attends == [False, False, True]
-
-
-def test_flash_attention_is_chosen_by_where_attention_is(header: GgufHeader) -> None:
-    """A GPU that has no layers changes nothing; where nothing was measured the CPU does without."""
-    sizes = {"n_ctx": 1024, "n_batch": 512, "kv_type": "f16"}
-    for gpu_layers, wanted in ((0, FLASH_OFF), (1, FLASH_OFF), (2, FLASH_LEFT), (-1, FLASH_LEFT)):
-        assert chosen_flash("auto", header, Placement.of(9, CARD, gpu_layers), **sizes) == wanted
 
 
 def test_memory_is_checked_for_the_layers_that_are_in_it(

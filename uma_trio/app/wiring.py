@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from uma_trio import __version__
-from uma_trio.backend.attention import prefers_flash
 from uma_trio.backend.base import Adapter, Backend, ModelError, ModelFacts
 from uma_trio.backend.bindings import want
 from uma_trio.backend.kv_memory import N_BATCH, available_memory
@@ -37,7 +36,6 @@ from uma_trio.observe.scorecard import COLUMNS
 from uma_trio.observe.table_file import AnotherTable, TableFile, open_table
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.costing.attention import flash_as_recalled, flash_is_faster, recall
 from uma_trio.policy.costing.calibrate import assume_looking_back
 from uma_trio.policy.costing.copying import known_copies
 from uma_trio.policy.costing.known_needs import needs_file, recall_computing, remember_computing
@@ -81,15 +79,13 @@ def load_backend(
     on_progress: Progress | None,
     *,
     beside_another: bool = False,
-    measures: bool = True,
+    polite: bool = False,
     several: bool = False,
 ) -> Backend:
     """Load the model. Raises :class:`ModelError`; takes as long as the disk does.
 
     `beside_another`: a daemon with the model serves until this one takes its place. Its needs are summed up before: also
-    if they may be more than what is free. Without `measures` how
-    attention is computed best is recalled, or else assumed: that would take the machine from other models' readers, to whom
-    what is read and computed yields the cores.
+    if they may be more than what is free. With `polite` reading yields the cores to other models' readers.
     `several`: other models may be loaded beside it.
     """
     import_backend(config)
@@ -107,14 +103,13 @@ def load_backend(
         kv_type=config.kv_type,
         kv_layout=config.kv_layout,
         flash_attention=config.flash_attention,
-        flash_is_faster=flash_is_faster if measures else flash_as_recalled,
         mlock=config.mlock,
         mmap=config.mmap,
         gpu_layers=config.gpu_layers,
         progress=on_progress,
         log=lambda level, text: getattr(report, level)(text),
         pauses=several,
-        polite=not measures,
+        polite=polite,
     )
 
 
@@ -214,20 +209,18 @@ def _asked(
 
 def _question(config: Config, header: GgufHeader, others: Sequence[int]) -> Question:
     """Return how a model that writes is going to be loaded."""
-    from uma_trio.backend._llama_options import checked, subject
+    from uma_trio.backend._llama_options import checked
 
     slots, threads = config.parallel + _scratch_slots(config), config.threads or physical_cores()
     kv_type = checked(
         header, n_ctx=config.n_ctx, n_slots=slots, threads=threads, kv_type=config.kv_type
     )
-    timed = recall(subject(header, kv_type, threads))
     longest = min(header.number("context_length"), _LONGEST_CONTEXT)
     return Question(
         n_ctx=config.n_ctx,
         n_slots=slots,
         kv_type=kv_type,
         flash_attention=config.flash_attention,
-        faster=None if timed is None else prefers_flash(timed.seconds),
         gpu_layers=config.gpu_layers,
         mmap=config.mmap,
         others=tuple(n for n in (_LEAST_CONTEXT, longest, *others) if n > 0),
@@ -256,14 +249,14 @@ def _refuse_without_room(config: Config, *, beside_another: bool) -> None:
         return
     if beside_another:
         needed.refuse_beside(room)
-    elif needed.least.private > room:
+    elif needed.needs.private > room:
         raise ModelError(f"{model_path(config)} does not fit: {needed.refusal(room)}.")
 
 
 def variant_estimate(config: Config) -> Estimate:
     """Return what memory a further context of a loaded model takes. Raises :class:`ModelError`."""
     whole = estimate(config)
-    return Estimate(_without_weights(whole.needs), _without_weights(whole.least))
+    return Estimate(_without_weights(whole.needs))
 
 
 def _without_weights(needs: Needs) -> Needs:

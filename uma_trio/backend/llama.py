@@ -22,7 +22,6 @@ from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_adapters import set_adapters
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_compute import Compute
-from uma_trio.backend._llama_flash import time_both
 from uma_trio.backend._llama_identity import identity_of
 from uma_trio.backend._llama_info import described, model_info, placed
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
@@ -36,20 +35,15 @@ from uma_trio.backend._llama_load import (
 from uma_trio.backend._llama_memory import CacheMemory
 from uma_trio.backend._llama_options import (
     FLASH_OFF,
-    FLASH_ON,
     checked,
-    chosen_flash,
-    flash_is_open,
+    flash_type,
     refuse_without_room,
-    room_for_context,
     spare_sequences,
-    subject,
     uses_streams,
 )
 from uma_trio.backend._llama_pauses import NodePauses, with_pauses
 from uma_trio.backend._llama_streams import StreamMemory
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
-from uma_trio.backend.attention import Chooser
 from uma_trio.backend.base import (
     Adapter,
     BackendDied,
@@ -161,7 +155,6 @@ class LlamaBackend:
         holds_extent: bool | None = None,
         progress: Progress | None = None,
         log: LogSink | None = None,
-        flash_is_faster: Chooser | None = None,
         pauses: bool = False,
         polite: bool = False,
     ) -> Self:
@@ -172,8 +165,7 @@ class LlamaBackend:
         all layers and has room for it. `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
         and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
-        `flash_is_faster` is asked where `flash_attention` is ``auto`` and either way is possible. With `pauses`
-        decodes on a CPU can pause, if they take long. If it is `polite` it yields the cores to other models. Raises
+        With `pauses` decodes on a CPU can pause, if they take long. If it is `polite` it yields the cores to other models. Raises
         :class:`ModelError`.
         """
         _listen(log)
@@ -181,14 +173,11 @@ class LlamaBackend:
         kv_type = checked(header, n_ctx=n_ctx, n_slots=n_slots, threads=threads, kv_type=kv_type)
         placement = placed(system_info(), header, gpu_layers)
         cells: _Cells = {"n_ctx": n_ctx, "n_batch": n_batch or N_BATCH, "kv_type": kv_type}
-        flash, is_open = _flash(flash_attention, header, placement, cells)
+        flash = flash_type(flash_attention, kv_type)
+        refuse_without_room(header, placement, **cells, flash=flash)
         run = politely if polite else at_once
         read = partial(load_model, path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers)
         model = run(partial(read, progress=progress))
-        if flash_is_faster and is_open:
-            measure = partial(time_both, model.pointer, path, threads=threads, kv_type=kv_type)
-            if flash_is_faster(subject(header, kv_type, threads), measure):
-                flash = FLASH_ON
         streams = uses_streams(kv_layout, header, n_ctx=n_ctx, n_slots=n_slots, flash=flash)
         n_slots += 0 if streams else scratch_slots
         wide = n_batch is None and placement.all_on_gpu and flash != FLASH_OFF
@@ -480,17 +469,6 @@ def _listen(log: LogSink | None) -> None:
     lib.set_log_sink(log)
     if log is not None and lib.amx_is_miscompiled():
         log("warning", "AMX was compiled by a GCC that gets it wrong; see uma-trio doctor")
-
-
-def _flash(asked: str, header: GgufHeader, placement: Placement, cells: _Cells) -> tuple[int, bool]:
-    """Return how attention is computed at first, and whether measuring may choose otherwise.
-
-    Raises :class:`ModelError` if a context of these `cells` has no room.
-    """
-    room = room_for_context(header, placement)
-    flash = chosen_flash(asked, header, placement, **cells, room=room)
-    refuse_without_room(header, placement, **cells, flash=flash)
-    return flash, flash_is_open(asked, header, placement, **cells, room=room)
 
 
 def _memory(

@@ -19,18 +19,15 @@ from uma_trio.backend._llama_breakdown import breakdown
 from uma_trio.backend._llama_info import placed
 from uma_trio.backend._llama_load import compute_tokens, load_model, make_context
 from uma_trio.backend._llama_options import (
-    FLASH_LEFT,
     FLASH_OFF,
-    FLASH_ON,
     checked,
-    chosen_flash,
+    flash_type,
     spare_sequences,
 )
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_copy_bytes
-from uma_trio.backend.kv_types import kv_pair
 from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.backend.placement import Placement
 from uma_trio.words import MIB
@@ -64,25 +61,20 @@ def of_model(path: Path, question: Question) -> Estimate:
     """Return what a model that writes needs, loaded as the question says. Raises :class:`ModelError`."""
     said = _listen()
     header = read_header(path)
-    n_ctx, wanted = question.n_ctx, question.flash_attention
+    n_ctx = question.n_ctx
     kv_type = checked(
         header, n_ctx=n_ctx, n_slots=question.n_slots, threads=1, kv_type=question.kv_type
     )
     placement = placed(lib.system_info(), header, question.gpu_layers)
-    sizes = {"n_ctx": n_ctx, "n_batch": N_BATCH}
-    flash = chosen_flash(
-        wanted, header, placement, **sizes, kv_type=kv_type, room=None, faster=question.faster
-    )
+    flash = flash_type(question.flash_attention, kv_type)
     before = _anonymous()
     model = load_model(path, gpu_layers=question.gpu_layers, no_alloc=True)
     trial = _Trial(model, header, placement, question, kv_type, said)
     trial.needs(n_ctx, flash)
     trial.other = max(0, _anonymous() - before)
-    sparing = FLASH_ON if wanted == "auto" and flash == FLASH_OFF else flash
-    curve = tuple(trial.needs(n, sparing) for n in sorted({n_ctx, *question.others}))
-    least = next(each for each in curve if each.n_ctx == n_ctx)
-    trained = header.number("context_length")
-    return Estimate(trial.needs(n_ctx, flash), least, curve, trained)
+    curve = tuple(trial.needs(n, flash) for n in sorted({n_ctx, *question.others}))
+    needs = next(each for each in curve if each.n_ctx == n_ctx)
+    return Estimate(needs, curve, header.number("context_length"))
 
 
 def compute_two_tokens(path: Path, question: Question | None) -> None:
@@ -97,20 +89,14 @@ def compute_two_tokens(path: Path, question: Question | None) -> None:
         contexts = [llama_encoder.make_encoder_context(model, path, threads=1, most=_FEW)[0]]
     else:
         model = load_model(path, gpu_layers=0, as_stored=True)
-        contexts = [_small_context(model, path, question, flash) for flash in _flashes(question)]
+        flash = flash_type(question.flash_attention, question.kv_type)
+        contexts = [_small_context(model, path, question, flash)]
     vocabulary = LlamaVocabulary(model)
     for special in (False, True):
         vocabulary.tokenize(_EVERY_BYTE, add_special=special, parse_special=special)
     for context in contexts:
         if not compute_tokens(context, encodes=not llama.llama_get_memory(context)):
             raise ModelError(f"{path}: llama.cpp cannot compute this model; download it again.")
-
-
-def _flashes(question: Question) -> Sequence[int]:
-    """Return the ways in which attention may be computed once the model is loaded."""
-    if question.flash_attention != "auto":
-        return [FLASH_ON if question.flash_attention == "on" else FLASH_OFF]
-    return [FLASH_LEFT] if kv_pair(question.kv_type)[1].quantised else [FLASH_OFF, FLASH_LEFT]
 
 
 def _small_context(model: ModelHandle, path: Path, question: Question, flash: int) -> int:

@@ -112,10 +112,10 @@ def estimate(path: Path, question: Question | None) -> Estimate:
     """Return what a model that writes needs, or, without a question, an encoder. Raises as :func:`probe`."""
     if question is None:
         needs = probe(path)
-        return Estimate(needs, needs, (needs,))
+        return Estimate(needs, (needs,))
     found = _asked("needs", path, question, LONGEST_S)
     curve = tuple(Needs(**each) for each in found["curve"])
-    return Estimate(Needs(**found["needs"]), Needs(**found["least"]), curve, found["trained"])
+    return Estimate(Needs(**found["needs"]), curve, found["trained"])
 
 
 def try_computing(path: Path, question: Question | None) -> None:

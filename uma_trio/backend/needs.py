@@ -60,15 +60,13 @@ class Needs:
 class Question:
     """How a model that writes is going to be loaded, as `LlamaBackend.load` has it.
 
-    `faster` is whether flash attention was found faster here, None if nothing was measured. `others` are
-    further sizes of the context.
+    `others` are further sizes of the context.
     """
 
     n_ctx: int
     n_slots: int
     kv_type: str
     flash_attention: str
-    faster: bool | None
     gpu_layers: int
     mmap: bool
     others: tuple[int, ...] = ()
@@ -76,14 +74,13 @@ class Question:
 
 @frozen
 class Estimate:
-    """`needs` as the model would be loaded now; `least` with flash attention, where that is left to the daemon.
+    """What a model needs as it would be loaded.
 
-    `curve` are sums as `least` at other sizes of the context, in ascending order of `n_ctx`. The model was `trained` for
+    `curve` are sums at other sizes of the context, in ascending order of `n_ctx`. The model was `trained` for
     so many tokens, 0 if that is not known.
     """
 
     needs: Needs
-    least: Needs
     curve: tuple[Needs, ...] = ()
     trained: int = 0
 
@@ -113,7 +110,7 @@ class Estimate:
         Mapped weights are there once for both. Raises ModelError; its message has the sum, and the way that needs
         no second copy.
         """
-        each = self.least
+        each = self.needs
         need = each.private + PROCESS
         if need > room:
             raise ModelError(
@@ -127,7 +124,7 @@ class Estimate:
     def refusal_of_devices(self, room: int) -> str:
         """Return why a model is refused that does not fit into the `room` bytes of the GPUs."""
         return (
-            f"it needs {mib(self.least.device)} on the GPU, and {mib(room)} are free there. Unload a model, or have fewer "
+            f"it needs {mib(self.needs.device)} on the GPU, and {mib(room)} are free there. Unload a model, or have fewer "
             "layers there (gpu_layers), a smaller n_ctx, or a smaller kv_type such as q8_0"
         )
 
@@ -136,6 +133,6 @@ class Estimate:
         fits = self.largest_context(room)
         smaller = f"set n_ctx to {fits} at most" if fits else "choose a smaller quantisation"
         return (
-            f"it needs {self.least.in_words()}; {mib(room)} are free. Unload a model or close other programs, "
+            f"it needs {self.needs.in_words()}; {mib(room)} are free. Unload a model or close other programs, "
             f"{smaller}, or a smaller kv_type such as q8_0"
         )

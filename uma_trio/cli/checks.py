@@ -249,7 +249,7 @@ def check_memory(configs: Sequence[Config]) -> list[Finding]:
             found.append(Finding(about, "blocks", str(error)))
             continue
         if config is configs[0] or config.load == "start":
-            together += needed.least.private
+            together += needed.needs.private
         found.append(_judged(about, needed, room))
     if len(configs) > 1 and room is not None and together > room:
         what = f"the models that are loaded at start need {size(together)}, only {size(room)} available"
@@ -277,7 +277,7 @@ def check_computing(configs: Sequence[Config]) -> list[Finding]:
 
 
 def _judged(about: str, needed: Estimate, room: int | None) -> Finding:
-    need, least = needed.needs, needed.least
+    need = needed.needs
     what = (
         f"{size(need.total)} needed: {size(need.own + need.mapped)} of weights, {size(need.kv)} of KV cache, "
         f"{size(need.compute)} to compute with"
@@ -290,13 +290,10 @@ def _judged(about: str, needed: Estimate, room: int | None) -> Finding:
     if need.total <= room:
         enough = f", enough for --n-ctx {most}" if needed.curve[1:] else ""
         return Finding(about, "ok", f"{what}; {size(room)} available{enough}")
-    if least.total <= room:
-        fit = f"{what}; {size(least.total)} with flash attention, which is used: {size(room)} available"
-        return Finding(about, "ok", fit)
     fits = f"--n-ctx {most}" if most else "a smaller quantisation"
     fix = f"use {fits}, --kv-type q8_0 or a smaller model, or close other programs"
     what += f"; only {size(room)} available"
-    return Finding(about, "blocks" if least.private > room else "slow", what, fix)
+    return Finding(about, "blocks" if need.private > room else "slow", what, fix)
 
 
 @frozen

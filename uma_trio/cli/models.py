@@ -109,8 +109,8 @@ def _row(model: Found, config: Config, room: int | None, estimate: Estimating) -
         return Row(**known, problem=str(error).removeprefix(f"{model.path} "))
     return Row(
         **known,
-        needs_bytes=needed.least.total,
-        fits=None if room is None else needed.least.total <= room,
+        needs_bytes=needed.needs.total,
+        fits=None if room is None else needed.needs.total <= room,
         n_ctx_fits=None if room is None else needed.largest_context(room),
     )
 

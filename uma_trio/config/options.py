@@ -370,9 +370,8 @@ class Config(HttpConfig):
         "auto",
         flag="--flash-attention",
         choices=FLASH_ATTENTION,
-        help="Whether to use llama.cpp's flash attention. On a CPU, auto times both ways behind full KV "
-        "caches when a model is loaded for the first time, uses the faster one and remembers the times. "
-        "A quantised V needs flash attention. Without it a lone answer with a seed can be repeated exactly.",
+        help="Whether to use llama.cpp's flash attention; auto: wherever the backend can. A quantised V needs it. "
+        "Some older CPUs are faster without it. Without it a lone answer with a seed can be repeated exactly.",
     )
     prefix_ram: int | None = option(
         None,

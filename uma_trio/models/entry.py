@@ -136,7 +136,7 @@ class Entry:
     @property
     def size(self) -> int:
         """About how many bytes it takes, 0 if that is not known."""
-        return 0 if self.estimate is None else self.estimate.least.total
+        return 0 if self.estimate is None else self.estimate.needs.total
 
     @property
     def n_ctx(self) -> int:

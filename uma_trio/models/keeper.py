@@ -343,7 +343,8 @@ class Keeper(Catalogue):
             on_loading,
             partial(entry.show, "is measured"),
             metrics=entry.metrics,
-            read=_on_base(entry) or partial(load_backend, several=True, measures=neighbour is None),
+            read=_on_base(entry)
+            or partial(load_backend, several=True, polite=neighbour is not None),
             beside=neighbour,
         )
 

@@ -189,7 +189,7 @@ def free_device_memory() -> int | None:
 
 async def _lacking(needed: Estimate) -> tuple[_Lacks | None, str]:
     """Return what says how much is lacking once some models are gone, and why it is refused then; None if nothing is lacking."""
-    need, free = needed.least, available_memory()
+    need, free = needed.needs, available_memory()
     if free is not None and (short := need.total - free) > 0:
         return lambda gone: short - sum(each.size for each in gone), needed.refusal(free)
     if need.device:
@@ -200,7 +200,7 @@ async def _lacking(needed: Estimate) -> tuple[_Lacks | None, str]:
 
 
 def _on_device(entry: Entry) -> int:
-    return 0 if entry.estimate is None else entry.estimate.least.device
+    return 0 if entry.estimate is None else entry.estimate.needs.device
 
 
 def patience_s(others: Sequence[Entry]) -> float:

@@ -59,4 +59,4 @@ def held_by(entry: Entry, model: ModelFacts) -> Estimate:
         n_ctx = entry.n_ctx
         weights = model.weight_bytes if entry.base is None else 0
         needs = Needs(n_ctx, int(weights), 0, int(model.cell_bytes * n_ctx), 0)
-        return Estimate(needs, needs)
+        return Estimate(needs)

@@ -18,14 +18,13 @@ from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.config.hardware import identity
 from uma_trio.policy.costing.store import cache_folder, put
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a file holds."""
 
     needs: dict[str, int]
-    least: dict[str, int]
     curve: list[dict[str, int]]
     trained: int
 
@@ -47,7 +46,7 @@ def recall(path: Path) -> Estimate | None:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Stored)
         curve = tuple(Needs(**each) for each in found.curve)
-        return Estimate(Needs(**found.needs), Needs(**found.least), curve, found.trained)
+        return Estimate(Needs(**found.needs), curve, found.trained)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, TypeError):
         return None
 
