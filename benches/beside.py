@@ -154,8 +154,8 @@ def over(value: float | None, other: float | None) -> float | None:
 
 def longest_lag(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
     """Return the longest lag between two snapshots of the metrics, in ms."""
-    longest = float(after["loop_lag_max_ms"])
-    if longest > before["loop_lag_max_ms"]:
+    longest = float(after["loop_lag_ms"]["max"] or 0.0)
+    if longest > (before["loop_lag_ms"]["max"] or 0.0):
         return longest
     old, new = before["loop_lag_ms"]["buckets"], after["loop_lag_ms"]["buckets"]
     # A step counts all below it, too: the first one that grew by as much as the last has them all.

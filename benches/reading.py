@@ -323,8 +323,7 @@ def _last_read(streams: Sequence[Stream]) -> float:
 
 
 SAYS = (
-    "solo_ms", "tick_limit_ms", "predicted_ms_last", "cost_error", "background_share",
-    "floor_grants_total", "guard_infeasible_total", "ticks_over_budget", "batch_calls_total",
+    "step_ms", "cost_error", "cost_scale", "guard_infeasible_total", "ticks_over_budget", "batch_calls_total",
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import StreamItem
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.observe.outlook import Outlook
+from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
@@ -59,20 +59,16 @@ from uma_trio_sim.fake import FakeBackend, linear_cost
 TICK_S = 0.020
 
 
-@define
-class Recorder:
-    """Keeps what was counted."""
+class Recorder(Metrics):
+    """Metrics that keep what was recorded."""
 
-    opened: int = 0
-    closed: int = 0
-    failed_accepts: int = 0
-    first_chunks: list[float] = Factory(list)
-    errors: list[str] = Factory(list)
-    ended: list[str] = Factory(list)
-    gaps: list[float] = Factory(list)
-    n_held: int = 0
-    held_ever: int = 0
-    trims: int = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = self.closed = self.failed_accepts = self.trims = 0
+        self.first_chunks: list[float] = []
+        self.errors: list[str] = []
+        self.ended: list[str] = []
+        self.gaps: list[float] = []
 
     def gave_memory_back(self) -> None:
         """Count it."""
@@ -80,44 +76,38 @@ class Recorder:
 
     def session_opened(self) -> None:
         """Count it."""
+        super().session_opened()
         self.opened += 1
 
     def session_closed(self) -> None:
         """Count it."""
+        super().session_closed()
         self.closed += 1
 
     def error_sent(self, code: str) -> None:
         """Keep the code."""
+        super().error_sent(code)
         self.errors.append(code)
 
     def ended_early(self, outcome: str) -> None:
-        """Keep how."""
+        """Keep the outcome."""
+        super().ended_early(outcome)
         self.ended.append(outcome)
 
     def first_chunk(self, seconds: float) -> None:
-        """Keep how long the first token took to get out."""
+        """Keep the time to the first frame."""
+        super().first_chunk(seconds)
         self.first_chunks.append(seconds)
 
     def shown(self, seconds: float, lane: str) -> None:
-        """Keep how long a reader waited between tokens."""
+        """Keep the gap."""
+        super().shown(seconds, lane)
         self.gaps.append(seconds)
-
-    def held(self, change: int) -> None:
-        """Count the tokens that are held."""
-        self.n_held += change
-        self.held_ever += max(change, 0)
 
     def accept_failed(self) -> None:
         """Count it."""
+        super().accept_failed()
         self.failed_accepts += 1
-
-    def outlook(self) -> Outlook:
-        """Return what was measured: nothing."""
-        return Outlook()
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return something to send."""
-        return {"sessions": self.opened - self.closed}
 
 
 @define

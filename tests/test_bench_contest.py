@@ -205,7 +205,7 @@ def test_the_longest_lag_is_exact_or_the_edge_of_its_step() -> None:
 
     def snapshot(longest: float, *counts: int) -> dict[str, object]:
         steps = dict(zip(("1", "5.5", "100"), counts, strict=True))
-        return {"loop_lag_max_ms": longest, "loop_lag_ms": {"buckets": steps}}
+        return {"loop_lag_ms": {"max": longest, "buckets": steps}}
 
     before = snapshot(60.0, 10, 11, 12)
     assert beside.longest_lag(before, snapshot(71.5, 20, 21, 23)) == 71.5

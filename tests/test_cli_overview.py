@@ -10,7 +10,7 @@ from uma_trio.observe.metrics import Metrics
 _BUSY = {
     "ttft_ms": {"p50": 40.17, "p95": 1234.0},
     "interactive_shown_ms": {"count": 1400, "p50": 8.87, "p95": 9.05},
-    "ran_dry_total": {"planned": 1, "mispredicted": 2, "left_out": 0},
+    "late_tokens_total": {"planned": 1, "mispredicted": 2, "left_out": 0},
     "scorecard": {
         "tokens_generated_per_s": 30.0,
         "tokens_per_s": 80.0,
@@ -26,8 +26,7 @@ _BUSY = {
     "kv_cells_total": 4096,
     "prefix_tokens_total": 900,
     "prompt_tokens_total": 300,
-    "loop_lag_ms": {"p50": 0.19, "p95": 3.1},
-    "loop_lag_max_ms": 12.0,
+    "loop_lag_ms": {"p50": 0.19, "p95": 3.1, "max": 12.0},
 }
 
 
@@ -58,7 +57,7 @@ def test_several_models_have_lines_of_their_own() -> None:
 
 def test_a_policy_that_promises_nothing_has_no_late_tokens() -> None:
     """Its gaps are shown all the same."""
-    line = overview({**_BUSY, "ran_dry_total": None})[1]
+    line = overview({**_BUSY, "late_tokens_total": None})[1]
     assert line == "between tokens  p50 8.9 ms, p95 9.1 ms"
 
 

@@ -67,7 +67,7 @@ def test_metrics_are_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) -> N
     assert "stop 39  length 50  cancelled 0  error 0" in whole
     assert all(len(row) <= width for row in rows)
     assert ("docs/METRICS.md" in last) == (width == 80)
-    assert ("llama_decode, last batch" in whole) == (width == 120)
+    assert ("The last call." in whole) == (width == 120)
 
 
 def test_a_unit_that_says_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,17 +84,9 @@ def test_a_scorecard_is_shown_column_by_column(monkeypatch: pytest.MonkeyPatch) 
     card = {"tokens_per_s": 81.25, "interactive_p95_ms": None}
     metrics._show({"sessions": 1, "scorecard": card}, clear=False)
     _, rate, gap = window.lines()
-    assert rate.split()[:3] == ["scorecard.tokens_per_s", "81.25", "tokens/s"]
-    assert "including prompts" in rate
+    assert rate.split()[:3] == ["scorecard.tokens_per_s", "81.25", "Tokens"]
+    assert "prompts included" in rate
     assert gap.split()[:2] == ["scorecard.interactive_p95_ms", "-"]
-
-
-def test_a_staircase_is_shown_by_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forty steps would leave no room for what anything means."""
-    window = Window(monkeypatch, 120)
-    metrics._show({"cost_staircase_ms": {"1": 20.0, "4": 30.0, "512": 900.0}}, clear=False)
-    assert "1: 20  ...  512: 900 ms" in window.lines()[0]
-    assert metrics._by_size(None, "ms") == "-"
 
 
 def test_a_histogram_without_a_value_is_a_dash() -> None:

@@ -178,7 +178,7 @@ def test_drafts_that_fail_end_nothing(kind: type[FakeBackend], fails: str) -> No
             assert sink.end.code is None
             assert sink.tokens == bench.expected(text, 40)
     if not (fails == "expects" and kind is FakeBackend):  # where nothing is prepared
-        assert bench.metrics.draft_failures == PATIENCE
+        assert bench.engine._drafter.failures == PATIENCE
     bench.engine.cells.check()
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import structlog.testing
 from attrs import evolve
 
 from uma_trio.backend.placement import Placement
@@ -65,17 +64,16 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, content: bytes) -> 
 def test_a_file_that_cannot_be_used_is_measured_again_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log names the file and what is wrong; the next start finds a good one."""
+    """The caller logs the file and what is wrong; the next start finds a good one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     backend = FakeBackend()
     path = cost_file(backend)
     path.parent.mkdir(parents=True)
     path.write_bytes(SPOILT)
-    with structlog.testing.capture_logs() as said:
-        assert not measured_cost(backend, read=lambda: CpuTimes(0.0, 0.0)).recalled
-    (line,) = said
-    assert line["file"] == str(path)
-    assert "4 logits rows add" in line["why"]
+    found = measured_cost(backend, read=lambda: CpuTimes(0.0, 0.0))
+    assert not found.recalled
+    assert found.file == path
+    assert "4 logits rows add" in found.unusable
 
 
 def test_what_cannot_be_true_is_not_stored(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class Daemon:
         eventually(
             lambda: (
                 (m := self.metrics())["active_sessions"] == m["queued_sessions"] == 0
-                and m["kv_cells_used"] == m["kv_cells_reserved"] == 0
+                and m["kv_cells_used"] == 0
                 and (descriptors is None or self.descriptors() <= descriptors)
             )
         )

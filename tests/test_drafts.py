@@ -534,7 +534,7 @@ def test_guesses_that_are_not_computed_are_judged_by_what_comes_in_their_place(
         bench.engine.publish()
         drafter.propose(bench.engine.registry.running)
         believed += bench.engine.registry.running[handle].view.survival[:1]
-    assert bench.metrics.snapshot()["draft_rows_by_source_total"] == {}
+    assert bench.metrics.snapshot()["draft_tokens_total"] == {}
     assert believed[0] < 0.3
 
 
@@ -554,7 +554,7 @@ def test_a_request_narrows_what_is_drafted_for_it(asked: Speculation, drafted: b
         bench = speaking(drafts=True, cost=STAIRS)
         _, sink = bench.submit("to be or not to be or not to be", 60, speculation=speculation)
         bench.run()
-        rows.append(bench.metrics.snapshot()["draft_rows_total"])
+        rows.append(bench.metrics.totals().drafts)
         texts.append(sink.text)
     assert (rows[0] > 0, rows[1]) == (drafted, 0)
     assert texts[0] == texts[1]
@@ -567,10 +567,10 @@ def test_an_answer_of_another_user_is_never_drafted_from() -> None:
         bench = speaking(drafts=True)
         bench.submit("please say it", 80, namespace="uid 1")
         bench.run()
-        before = bench.metrics.snapshot()["draft_rows_total"]
+        before = bench.metrics.totals().drafts
         bench.submit("please say it", 80, namespace=namespace)
         bench.run()
-        accepted[namespace] = bench.metrics.snapshot()["draft_rows_total"] - before
+        accepted[namespace] = bench.metrics.totals().drafts - before
     assert accepted["uid 1"] > 40
     assert len({accepted[other] for other in accepted if other != "uid 1"}) == 1
     assert accepted["uid 2"] < 20
@@ -590,10 +590,10 @@ def test_an_answer_that_is_asked_for_again_takes_few_decodes() -> None:
 
 def rows_of(bench: Bench, prompt: str = "please say it") -> float:
     """Return how many guesses were computed for a request of the user with the id 1."""
-    before = bench.metrics.snapshot()["draft_rows_total"]
+    before = bench.metrics.totals().drafts
     bench.submit(prompt, 80, namespace="uid 1")
     bench.run()
-    return bench.metrics.snapshot()["draft_rows_total"] - before
+    return bench.metrics.totals().drafts - before
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["at a token", "at its last text"])
@@ -651,7 +651,7 @@ def test_nothing_is_drafted_where_graphs_are_captured() -> None:
         _, sink = bench.submit("aaaa bbbb " * 6, 40)
         bench.run()
         assert sink.tokens == bench.expected("aaaa bbbb " * 6, 40)
-        rows.append(bench.metrics.snapshot()["draft_rows_total"])
+        rows.append(bench.metrics.totals().drafts)
     assert rows[0] > 0
     assert rows[1] == 0
 

@@ -52,7 +52,7 @@ def test_no_stream_ends_by_a_policy_that_always_fails(
         bench.run()
     assert sink.tokens == bench.expected("hello", 20)
     assert sink.end.reason == "length"
-    failures = bench.metrics.snapshot()["policy_failures_total"]
+    failures = bench.metrics.snapshot()["irregular_ticks_total"]["policy"]
     assert isinstance(failures, int)
     assert failures >= 20
     assert [line["failures"] for line in said] == [1, 2, 4, 8, 16]
@@ -108,4 +108,4 @@ def test_a_cost_model_at_odds_with_itself_ends_nothing() -> None:
     sinks += [bench.submit([66] * 20, 60)[1] for _ in range(4)]
     bench.run()
     assert {sink.end.reason for sink in sinks} == {"length"}
-    assert bench.metrics.snapshot()["policy_failures_total"] == 0
+    assert bench.metrics.snapshot()["irregular_ticks_total"]["policy"] == 0

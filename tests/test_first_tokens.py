@@ -83,7 +83,7 @@ def test_short_questions_in_a_row_abort_long_chunks_and_keep_the_promise() -> No
         ask = lambda: questions.append(world.submit(20, 1, client=1))  # noqa: E731
         world.at(0.3 + 0.6 * n + 0.2 * (n % 2), ask)
     until_all_have_ended(world, [*asked])
-    assert world.metrics.snapshot()["aborted_ticks_total"] > 0  # type: ignore[operator]
+    assert world.metrics.snapshot()["irregular_ticks_total"]["aborted"] > 0  # type: ignore[operator]
     alone_s = prefill_s(CPU.believed, 512, 20, 0)
     assert len(questions) == 12
     assert max(question.ttft_s for question in questions) <= STRETCH * (alone_s + MOMENT_S)

@@ -10,9 +10,9 @@ from net_kit import LogBook
 from trio.testing import MockClock
 
 from uma_trio.engine.messages import Snapshot
+from uma_trio.observe.contract import Promise, prompt_rate
+from uma_trio.observe.figures import Outlook
 from uma_trio.observe.metrics import Metrics
-from uma_trio.observe.outlook import Outlook, prompt_rate
-from uma_trio.observe.promise import Promise
 from uma_trio.service.agent import MOST, Agent, line_of
 from uma_trio.service.headroom import HALVING_S, NodeLoad, headroom, load_of
 from uma_trio.service.pulse import FRESH_S, PATIENCE_S, SILENT_S, LoadReading, Pulse

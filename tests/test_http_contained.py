@@ -26,8 +26,8 @@ from uma_trio.api.responses.endpoint import Responses
 from uma_trio.http import connection
 from uma_trio.http.errors import Fault
 from uma_trio.http.heads import MOST_QUERY_FIELDS, head_of
-from uma_trio.service import fault_log
-from uma_trio.service.fault_log import FaultLog
+from uma_trio.observe import log as fault_log
+from uma_trio.observe.log import FaultLog
 
 SAID = [{"role": "user", "content": "hi"}]
 # Every endpoint that gives text, with the least that it has to be asked.

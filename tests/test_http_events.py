@@ -212,7 +212,7 @@ async def test_the_gauge_is_the_metric(autojump_clock: MockClock) -> None:
     async with http_house() as daemon:
         client = await watch(daemon)
         await run(daemon, max_tokens=50)
-        seen = await messages(client, 8)
+        seen = await messages(client, 16)
         figures = [m["figures"] for m in seen if "figures" in m][-1]
         metrics = daemon.inner.service.metrics()
         for name, value in figures.items():

@@ -230,10 +230,13 @@ async def test_no_figure_tells_a_stranger_the_length_of_a_request(
         daemon.peer = STRANGER
         before = await seen()
         for name in (
-            "prompt_tokens",
+            '"prompt_tokens_total"',
+            "\numa_prompt_tokens_total",
             "tokens_generated_total",
-            "prefix",
-            "kv_cells_used",
+            "\numa_generation_tokens_total",
+            '"prefix_tokens_total"',
+            "'prefixes'",
+            "\numa_kv_cells_used",
             "'cells'",
         ):
             assert name not in before, name

@@ -177,7 +177,7 @@ def test_a_request_whose_mask_is_late_sits_out_and_others_go_on(kind: type[FakeB
     while not late.ends:
         masks.release()
         bench.ticks(1)
-    assert bench.metrics.snapshot()["late_masks_total"] == len(masks.begun)
+    assert bench.metrics.snapshot()["structured_output_total"]["late mask"] == len(masks.begun)
     bench.run()
     assert free.tokens == bench.expected("two", 30)
     alone = Bench()
@@ -378,7 +378,7 @@ def test_a_late_mask_is_told_to_people_and_in_traces() -> None:
     run(bench, masks)
     recorded = bench.explain(handle, ticks=10_000)
     late = [tick for tick in recorded.ticks if tick.late]
-    n_late = bench.metrics.snapshot()["late_masks_total"]
+    n_late = bench.metrics.snapshot()["structured_output_total"]["late mask"]
     assert len(late) == n_late > 5
     behind = [one for tick in late for one in tick.drafted if one.right < one.n]
     assert behind, "some guesses stand behind a late mask"

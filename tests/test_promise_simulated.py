@@ -42,7 +42,7 @@ def background_prompts(simulation: Simulation) -> int:
 
 def background_share(simulation: Simulation) -> float:
     """Return which part of machine time background work had in the last seconds."""
-    return float(str(simulation.metrics.snapshot()["background_share"]))
+    return simulation.metrics.promise.background_share
 
 
 def storm(
@@ -201,7 +201,6 @@ def test_readers_leave_the_floor_whatever_they_asked_for(
     simulation.run(30.0)
     assert background_share(simulation) >= 0.9 * floor
     assert max(stream.itl) <= 1.1 * SOLO_S / (1 - floor)
-    assert simulation.metrics.snapshot()["floor_grants_total"] == 0
 
 
 def slowed(factor: float) -> Profile:
@@ -340,7 +339,7 @@ def test_a_badly_measured_step_does_not_move_the_measure(wrong: float) -> None:
         simulation.storm(100 + client)
     stream = simulation.submit(20, 8000, client=1)
     simulation.run(15.0)
-    assert simulation.metrics.snapshot()["solo_ms"] == pytest.approx(1e3 * SOLO_S, rel=0.08)
+    assert simulation.metrics.promise.last.solo_s == pytest.approx(SOLO_S, rel=0.08)
     assert p95(stream) <= 2.1
 
 

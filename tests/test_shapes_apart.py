@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -19,7 +20,6 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Worker
-from uma_trio.observe.shapes import ShapeFigures
 from uma_trio.text import confinement as confinement_module
 from uma_trio.text import grammars
 from uma_trio.text.confinement import ApartFollower, Confinement, Fate, ShapeLimits
@@ -48,16 +48,21 @@ def grammarian(confinement: Confinement) -> Grammarian:
     return Grammarian(FakeVocabulary(), confinement=confinement)
 
 
+def checks(confinement: Confinement) -> int:
+    """Return the number of shapes that were checked in a process."""
+    return sum(confinement.events[name] for name in ("plain", "apart", "refused", "ended"))
+
+
 class Told:
     """Stands for a confinement: it says what it was told, and counts."""
 
     def __init__(self, *verdicts: Verdict | Unconstrainable) -> None:
         self.verdicts = list(verdicts)
-        self.figures = ShapeFigures()
+        self.events = Counter[str]()
 
     def note(self, event: str) -> None:
         """Count it."""
-        self.figures.events[event] += 1
+        self.events[event] += 1
 
     def check(self, shape: Shape) -> Verdict:
         """Return the next verdict."""
@@ -87,14 +92,14 @@ def test_a_hostile_shape_is_refused_and_remembered(
 ) -> None:
     """It is compiled nowhere but in its process, and the second time nowhere."""
     kind, text, words = HOSTILE[name]
-    again = confinement.figures.events["refused again"]
+    again = confinement.events["refused again"]
     for _ in range(2):
-        checked = sum(confinement.figures.outcomes.values())
+        checked = checks(confinement)
         with pytest.raises(Unconstrainable, match=words) as caught:
             grammarian.follow(Shape(kind, text))
         assert len(str(caught.value).splitlines()) == 1
-    assert sum(confinement.figures.outcomes.values()) == checked
-    assert confinement.figures.events["refused again"] == again + 1
+    assert checks(confinement) == checked
+    assert confinement.events["refused again"] == again + 1
     assert grammarian._made is None
     assert grammarian.kept_bytes == 0
 
@@ -171,7 +176,7 @@ def gone(why: str) -> Future[bytes]:
 
 def test_an_answer_whose_process_was_killed_is_told_to_try_again(confinement: Confinement) -> None:
     """It was none of the limits, and is counted as none."""
-    stopped = confinement.figures.events["stopped"]
+    stopped = confinement.events["stopped"]
     follower = confinement.follow(Shape("grammar", 'root ::= "killed" "a"+', "grammar"))
     follower.allowed()
     assert follower._worker is not None
@@ -180,7 +185,7 @@ def test_an_answer_whose_process_was_killed_is_told_to_try_again(confinement: Co
     assert not len(follower.allowed())
     assert follower.problem is not None
     assert "none of its limits (signal 9); try again" in follower.problem
-    assert confinement.figures.events["stopped"] == stopped
+    assert confinement.events["stopped"] == stopped
 
 
 def test_the_engines_thread_starts_no_host() -> None:
@@ -237,13 +242,13 @@ def test_what_is_known_is_compiled_nowhere(
     with pytest.raises(Unconstrainable):
         grammarian.follow(bad)
     grammarian.check(tool)
-    checked = sum(confinement.figures.outcomes.values())
+    checked = checks(confinement)
     assert isinstance(grammarian.known.follow(plain), Follower)
     assert isinstance(grammarian.known.follow(apart), ApartFollower)
     with pytest.raises(Unconstrainable):
         grammarian.known.follow(bad)
     grammarian.known.check(tool)
-    assert sum(confinement.figures.outcomes.values()) == checked
+    assert checks(confinement) == checked
 
 
 def test_what_needs_a_process_is_not_known_before_any_can_be_started(
@@ -335,7 +340,7 @@ def test_a_process_that_ends_leaves_no_way_on(confinement: Confinement) -> None:
 
 def test_an_answer_that_takes_too_long_altogether_has_no_way_on(confinement: Confinement) -> None:
     """A grammar that is ambiguous everywhere ends before the thousandth token, and says which limit it was."""
-    stopped = confinement.figures.events["stopped"]
+    stopped = confinement.events["stopped"]
     follower = confinement.follow(Shape("grammar", AMBIGUOUS, "grammar"))
     for _ in range(1000):
         if not len(follower.allowed()):
@@ -346,7 +351,7 @@ def test_an_answer_that_takes_too_long_altogether_has_no_way_on(confinement: Con
         raise AssertionError("it goes on for ever")
     assert follower.problem is not None
     assert re.fullmatch(r"The grammar (takes more|can be read in too many).*", follower.problem)
-    assert confinement.figures.events["stopped"] - stopped in (0, 1)
+    assert confinement.events["stopped"] - stopped in (0, 1)
 
 
 def test_a_grammar_with_no_way_on_of_its_own_names_no_limit(confinement: Confinement) -> None:
@@ -456,7 +461,7 @@ def test_a_step_that_takes_too_long_moves_its_answer_to_a_process(
     grammarian: Grammarian, confinement: Confinement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on where it was, and may be taken back beyond that; the next answer begins there."""
-    shape, moved = Shape("regex", "(ab)+"), confinement.figures.events["moved"]
+    shape, moved = Shape("regex", "(ab)+"), confinement.events["moved"]
     follower = grammarian.follow(shape)
     assert isinstance(follower, Follower)
     follower.accept(ord("a"))
@@ -470,7 +475,7 @@ def test_a_step_that_takes_too_long_moves_its_answer_to_a_process(
     follower.take_back()
     assert follower.deferred()().tolist() == [ord("a")]
     assert follower.problem is None
-    assert confinement.figures.events["moved"] == moved + 1
+    assert confinement.events["moved"] == moved + 1
     assert isinstance(grammarian.follow(shape), ApartFollower)
     assert grammarian.kept_bytes == 0
 
@@ -513,11 +518,11 @@ def test_an_answer_without_another_process_ends(monkeypatch: pytest.MonkeyPatch)
 
 def test_nobody_waits_for_shapes_of_a_request_that_was_given_up(confinement: Confinement) -> None:
     """Of 128 tools, those that are left are not begun."""
-    checked = sum(confinement.figures.outcomes.values())
+    checked = checks(confinement)
     grammarian = Grammarian(FakeVocabulary(), confinement=confinement)
     with patient(Patience(0.0)), pytest.raises(NotChecked):
         grammarian.check(Shape("regex", "new"))
-    assert sum(confinement.figures.outcomes.values()) == checked
+    assert checks(confinement) == checked
     with patient(Patience(time.monotonic() + 60)):
         grammarian.check(Shape("regex", "new"))
 

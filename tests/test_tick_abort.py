@@ -28,7 +28,7 @@ def bench(backend: FakeBackend | None = None, policy: Callable[..., Plan] = slow
 
 def aborted(bench: Bench) -> int:
     """Return how many ticks were given up."""
-    n = bench.metrics.snapshot()["aborted_ticks_total"]
+    n = bench.metrics.snapshot()["irregular_ticks_total"]["aborted"]
     assert isinstance(n, int)
     return n
 

@@ -54,7 +54,7 @@ def shown(*requests: SessionInfo, **more: Any) -> Shown:
     figures: dict[str, Any] = {
         "scorecard": {"interactive_p95_ms": 31.26, "tokens_generated_per_s": 50.0},
         "step_ms": 40.0,
-        "ran_dry_total": {"planned": 2},
+        "late_tokens_total": {"planned": 2},
         "interactive_shown_ms": {"count": 1000},
         "slots_total": 4,
         "active_sessions": 1,
@@ -113,7 +113,7 @@ def test_the_figures_of_several_models_are_told_together() -> None:
             "tokens_per_s": 12.0,
         },
         "step_ms": 50.0,
-        "ran_dry_total": {"planned": 5},
+        "late_tokens_total": {"planned": 5},
         "interactive_shown_ms": {"count": 500},
         "ttft_ms": {"p50": 20.0, "p95": 90.0},
         "slots_total": 2,

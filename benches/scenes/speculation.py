@@ -40,7 +40,7 @@ TARGETS = {
 }  # fmt: skip
 OF_PEER = {1: 1.0, 2: 1.2, 3: 1.2}
 _AUTO = ("--speculation", "auto")  # also where that is not the default
-_DRAFTED = ("draft_rows_total", "draft_accepted_total")
+_DRAFTED = ("draft_tokens_total", "draft_accepted_tokens_total")
 _TABLE = Table("", (
     ("without t/s", "without", 1), ("with t/s", "with", 1), ("times", "times", 2),
     ("accepted", "accepted", 2), ("rows a token", "rows", 2), ("others %", "others_pct", 0),
@@ -68,7 +68,7 @@ def counted(running: servers.Running) -> list[int]:
         while part := sock.recv(1 << 20):
             data += part
     ((_, event),) = running.wire.events([(0.0, data)])
-    return [int(event["metrics"][name]) for name in _DRAFTED]
+    return [sum(event["metrics"][name].values()) for name in _DRAFTED]
 
 
 def stream(

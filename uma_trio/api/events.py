@@ -41,11 +41,10 @@ FIGURES_S: Final = 1.0
 QUIET_S: Final = 5.0
 
 _FIGURES: Final = (
-    *("interactive_shown_ms", "ttft_ms", "ran_dry_total", "solo_ratio_p95"),
+    *("interactive_shown_ms", "ttft_ms", "late_tokens_total"),
     *("shown_ratio_p95", "latency_cap", "step_ms"),
-    *("tick_limit_ms", "kv_cells_used", "kv_cells_total"),
-    *("prefix_tokens_total", "prompt_tokens_total", "prefix_bytes", "prefix_leaves"),
-    *("prefix_leaf_tokens", "active_sessions", "queued_sessions", "slots_total"),
+    *("kv_cells_used", "kv_cells_total", "prefix_tokens_total", "prompt_tokens_total"),
+    *("prefix_bytes", "active_sessions", "queued_sessions", "slots_total"),
 )
 
 

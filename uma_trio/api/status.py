@@ -64,7 +64,9 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
         else:
             models = service.metrics_of_each() if served is None else {}
             each = {name: figures_for(viewer, one) for name, one in models.items()}
-            text = (prometheus(figures, each) + llama_metrics(figures)).encode()
+            source = service.telemetry if served is None else served.telemetry
+            counted = source.llama_values() if viewer.is_operator else {}
+            text = (prometheus(figures, each) + llama_metrics({**figures, **counted})).encode()
         spent = clock() - began
         return text
 

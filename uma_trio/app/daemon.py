@@ -76,15 +76,15 @@ from uma_trio.engine.task import EngineDied, bury, run_compute
 from uma_trio.models.entry import AnyDeployment, Entry
 from uma_trio.models.keeper import Keeper
 from uma_trio.observe import log
+from uma_trio.observe.log import FaultLog
 from uma_trio.observe.metrics import Metrics
-from uma_trio.observe.scorekeeper import ScoreKeeper
+from uma_trio.observe.scorecard import ScoreKeeper
 from uma_trio.observe.table_file import TableFile
 from uma_trio.policy.pipeline import Policy
 from uma_trio.service.agent import Agent
 from uma_trio.service.ask import Refusal
 from uma_trio.service.compiling import in_fair_threads
 from uma_trio.service.fair import HELPERS, in_threads
-from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.lag import LagWatch, Presence
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service

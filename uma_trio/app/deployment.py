@@ -233,7 +233,7 @@ def _texts(config: Config, backend: Backend, metrics: Metrics) -> tuple[ModelFac
         backend.vocabulary,
         model.chat_template,
         reply_format(config),
-        confinement(config, metrics.shapes),
+        confinement(config, metrics.shape_events),
         reasons={"on": True, "off": False}.get(config.reasoning),
     )
     return model, front_end

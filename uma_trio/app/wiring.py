@@ -32,7 +32,7 @@ from uma_trio.library.naming import NoSuchModel, model_file
 from uma_trio.library.stores import models_here
 from uma_trio.models import bundled_model
 from uma_trio.observe import log
-from uma_trio.observe.scorecard import COLUMNS
+from uma_trio.observe.catalogue import COLUMNS
 from uma_trio.observe.table_file import AnotherTable, TableFile, open_table
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Work
@@ -363,7 +363,14 @@ def engine_settings(
 
 
 def _cost(backend: Backend, on_measuring: Progress | None, beside: Neighbour | None) -> CostModel:
-    cost = measured_cost(backend, beside=beside, on_progress=on_measuring).cost
+    measured = measured_cost(backend, beside=beside, on_progress=on_measuring)
+    cost = measured.cost
+    if measured.unusable:
+        log.get("cost").warning(
+            "the stored cost table cannot be used and is measured again",
+            file=str(measured.file),
+            why=measured.unusable,
+        )
     if cost.others and beside is None:
         log.get("cost").warning(in_words(cost.others))
     return cost

@@ -31,7 +31,7 @@ from uma_trio.engine.encoder_engine import EncoderEngine
 from uma_trio.engine.encoding import Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.observe import log
-from uma_trio.observe.encoding import EncodingFigures
+from uma_trio.observe.figures import EncodingFigures
 from uma_trio.observe.metrics import Metrics
 from uma_trio.service.embedding import Embedder
 from uma_trio.service.served import ServedModel

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.observe import log
+from uma_trio.observe.log import FaultLog
 from uma_trio.service.fair import HELPERS, in_threads
-from uma_trio.service.fault_log import FaultLog
 from uma_trio.service.service import Service
 from uma_trio.sockets import listener as unix
 from uma_trio.sockets.address import Address

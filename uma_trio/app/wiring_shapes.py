@@ -15,7 +15,6 @@ from uma_trio.backend.base import Vocabulary
 from uma_trio.config.options import Config
 from uma_trio.confined.workers import Unavailable
 from uma_trio.observe import log
-from uma_trio.observe.shapes import ShapeFigures
 from uma_trio.policy.costing.store import cache_folder
 from uma_trio.text.frontend import FrontEnd
 
@@ -26,14 +25,14 @@ _MARK: Final = "shapes-are-used"
 _FORGOTTEN_S: Final = 30 * 86_400.0
 
 
-def confinement(config: Config, figures: ShapeFigures) -> Callable[[Vocabulary], Confinement]:
-    """Return what makes the place where shapes are compiled, when the first one comes."""
+def confinement(config: Config, events: dict[str, int]) -> Callable[[Vocabulary], Confinement]:
+    """Return a function that starts the compiler of shapes when it is needed; it counts in `events`."""
 
     def make(vocabulary: Vocabulary) -> Confinement:
         from uma_trio.text.confinement import Confinement, ShapeLimits  # few daemons need it
 
         limits = ShapeLimits(cpu_s=config.shape_cpu_s, memory_bytes=config.shape_memory)
-        return Confinement(vocabulary, limits, on_first=_mark, figures=figures)
+        return Confinement(vocabulary, limits, on_first=_mark, events=events)
 
     return make
 

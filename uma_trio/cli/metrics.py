@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from uma_trio.observe.catalogue import Metric
 
-_UNSPOKEN = {"ratio", "0 or 1"}  # units that say nothing behind a number
+_SILENT = {"ratio", "0 or 1"}  # units that add nothing to a number
 _LEAST_ROOM = 30  # columns; less would cut every explanation
 
 
@@ -95,26 +95,25 @@ def _show(found: dict[str, Any], *, clear: bool) -> None:
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    from uma_trio.observe.catalogue import METRICS, SCORECARD
+    from uma_trio.observe.catalogue import INTERVAL, METRICS
 
-    meaning = {metric.name: metric for metric in METRICS}
-    columns = {column.name: column for column in SCORECARD}
-    for name, value in _of_models(found, meaning):
-        metric = meaning.get(name.partition(" ")[0])
-        if metric and metric.kind == "scorecard" and value:
-            for column, figure in value.items():
-                yield _row(f"{name}.{column}", figure, columns.get(column))
+    metrics, columns = {metric.name: metric for metric in METRICS}, dict(INTERVAL)
+    for name, value in _of_models(found, metrics):
+        key = name.partition(" ")[0]
+        if key != "scorecard":
+            yield _row(name, value, metrics.get(key))
         else:
-            yield _row(name, value, metric)
+            for column, figure in (value or {}).items():
+                yield f"{name}.{column}", _text(figure), columns.get(column, "")
 
 
-def _of_models(found: dict[str, Any], meaning: Mapping[str, Metric]) -> Iterator[tuple[str, Any]]:
-    """Yield every metric; where there are several models, their own with the model behind the name."""
+def _of_models(found: dict[str, Any], metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Any]]:
+    """Yield every metric; those of each of several models have its name in brackets."""
     models = found.get("models") or {}
     for name, value in found.items():
         if name == "models":
             continue
-        if not models or ((metric := meaning.get(name)) is not None and metric.of_daemon):
+        if not models or ((metric := metrics.get(name)) is not None and metric.of_daemon):
             yield name, value
         else:
             yield from ((f"{name} [{model}]", each.get(name)) for model, each in models.items())
@@ -123,22 +122,8 @@ def _of_models(found: dict[str, Any], meaning: Mapping[str, Metric]) -> Iterator
 def _row(name: str, value: Any, metric: Metric | None) -> tuple[str, str, str]:
     if metric is None:
         return name, _text(value), ""
-    speaks = metric.kind in ("gauge", "histogram") and metric.unit not in _UNSPOKEN
-    unit = metric.unit if speaks else ""
-    return (
-        name,
-        _by_size(value, unit) if metric.label == "tokens" else _text(value, unit),
-        metric.help,
-    )
-
-
-def _by_size(value: dict[str, float] | None, unit: str) -> str:
-    """Return both ends of a staircase; `uma-trio doctor --cost` draws the whole of it."""
-    if not value:
-        return "-"
-    (low, first), *_ = value.items()
-    *_, (high, last) = value.items()
-    return f"{low}: {_text(first)}  ...  {high}: {_text(last)} {unit}"
+    has_unit = metric.kind in ("gauge", "histogram") and metric.unit not in _SILENT
+    return name, _text(value, metric.unit if has_unit else ""), f"{metric.help} {metric.use}"
 
 
 def _print(rows: list[tuple[str, str, str]], out: Console) -> None:

@@ -38,7 +38,7 @@ def _gap(found: Figures) -> str:
     A token is late if it was not computed a step after the one before it was shown (docs/POLICY.md).
     """
     shown = found.get("interactive_shown_ms") or {}
-    text, late = _percentiles(shown), found.get("ran_dry_total")
+    text, late = _percentiles(shown), found.get("late_tokens_total")
     if late is None or not shown.get("count"):
         return text
     missed = sum(late.values())
@@ -84,7 +84,8 @@ def _cached(found: Figures) -> str:
 
 
 def _lag(found: Figures) -> str:
-    text, most = _percentiles(found.get("loop_lag_ms")), found.get("loop_lag_max_ms")
+    lag = found.get("loop_lag_ms") or {}
+    text, most = _percentiles(lag), lag.get("max")
     return text if most is None else f"{text}, at most {_ms(most)}"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TICKS = 192  # as many as a wide window shows
 _SCHEMA = "uma-trio.top/1"
 _FIGURES = (
-    *("step_ms", "interactive_shown_ms", "ran_dry_total", "ttft_ms", "active_sessions"),
+    *("step_ms", "interactive_shown_ms", "late_tokens_total", "ttft_ms", "active_sessions"),
     *("slots_total", "queued_sessions", "shown_ratio_p95", "latency_cap"),
 )
 

@@ -109,7 +109,7 @@ def _promise(figures: Mapping[str, Any], is_unicode: bool) -> Line:
         ((name, _p95(each), each.get("step_ms")) for name, each in models.items()),
         key=lambda one: (one[1] is not None, (one[1] or 0.0) / (one[2] or math.inf)),
     )
-    late = sum(sum((each.get("ran_dry_total") or {}).values()) for each in models.values())
+    late = sum(sum((each.get("late_tokens_total") or {}).values()) for each in models.values())
     counts = [(each.get("interactive_shown_ms") or {}).get("count") for each in models.values()]
     shown = sum(filter(None, counts))
     totals = f"   {late:,} of {shown:,} tokens late beside other work" if shown else ""

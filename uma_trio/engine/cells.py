@@ -21,7 +21,7 @@ from uma_trio.engine.kv.store import PageStore as PageStore
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.engine.side import Ledger
-from uma_trio.observe.prefix import PrefixFigures
+from uma_trio.observe.figures import PrefixFigures
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.prefix import Copying
 

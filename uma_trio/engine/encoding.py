@@ -20,7 +20,7 @@ from uma_trio.backend.encoder import EncodeFailed, EncoderModel
 from uma_trio.engine.computed import ComputedRequests
 from uma_trio.engine.messages import Encode, Encoded, SequenceReport, SequenceState
 from uma_trio.engine.records import RequestRecord, Spent, Wait
-from uma_trio.observe.encoding import EncodingFigures
+from uma_trio.observe.figures import EncodingFigures
 
 BATCH_TOKENS: Final = 256
 """Most tokens of a batch with more than one input."""
@@ -135,7 +135,6 @@ class Encodings:
             self._failed("E_RUNTIME_001", f"{error}; send the request again")
             vectors = None
         spent = self.clock() - began
-        self.figures.spent(spent)
         self._batch_s += spent
         if vectors is not None:
             self._ended(vectors)
@@ -225,7 +224,7 @@ class Encodings:
         """Hand the results of a batch to those whose they are."""
         batch, self._batch = self._batch, []
         n_tokens = sum(len(job.asked.inputs[index]) for job, index in batch)
-        self.figures.encoded(len(batch), n_tokens)
+        self.figures.tokens += n_tokens
         token_s = self._batch_s / n_tokens
         if self._token_s == _FIRST_TOKEN_S:
             self._token_s = token_s or _FIRST_TOKEN_S

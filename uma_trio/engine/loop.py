@@ -332,7 +332,6 @@ class Engine:
         """Publish all results, in order."""
         self._publisher.publish()
         tick_metrics.publish_load(self._metrics, self.registry)
-        self._metrics.draft_failures = self._drafter.failures
 
     def _decode_begins(self) -> None:
         self._decode_began = self._clock()  # publishing is no part of the decode
@@ -361,7 +360,7 @@ class Engine:
         if paces:
             dues = tick_metrics.dues(running, completed)
             self._publisher.add(
-                TickFigures(partial(tick_metrics.slack, self._metrics, completed, dues))
+                TickFigures(partial(tick_metrics.count_late, self._metrics, completed, dues))
             )
         outcomes = completed.outcomes
         pairs = [(running[outcome.chunk.key], outcome) for outcome in outcomes]
@@ -387,7 +386,7 @@ class Engine:
         if self._abort.gave_up:
             # As if it had never been: the policy learns nothing from it.
             self._recorder.recovered(GIVEN_UP)
-            self._metrics.aborted()
+            self._metrics.count("irregular_ticks_total", "aborted")
         else:
             views = tuple(s.view for s in self.registry.running.values())
             self._recorder.recovered(self._recovery.failed(status, tick.plan, views, now))

@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 from uma_trio.backend.base import FloatArray, IntArray
 from uma_trio.engine.records import CellReport, PrefixReport, Recorded, TickRecord, Wait
-from uma_trio.observe.prefix import PrefixFigures
+from uma_trio.observe.figures import PrefixFigures
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
 from uma_trio.text.constraint import Constraint

@@ -16,7 +16,7 @@ class PolicyFailures:
 
     def __call__(self, error: Exception) -> None:
         """Note one failure."""
-        self._metrics.policy_failed()
+        self._metrics.count("irregular_ticks_total", "policy")
         self._count += 1
         if self._count & (self._count - 1) == 0:
             self._log.error(

@@ -28,7 +28,6 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.sampling import NonFinite
 from uma_trio.engine.sequences import Delivery, Sequence
 from uma_trio.observe.metrics import Metrics
-from uma_trio.words import Lane
 
 FIRST_FEW = 5
 # How a request ends that the engine itself fails at; the exception is logged.
@@ -204,15 +203,14 @@ class Publisher:
 
     def _measure(self, queue: list[Publication]) -> None:
         """Write the latencies of what was published, and the other figures, into the metrics."""
-        streams: dict[tuple[float, Lane], int] = {}  # those of a tick mostly waited the same time
+        streams: dict[float, int] = {}  # those of a tick mostly waited the same time
         for publication in queue:
             match publication:
                 case Delivery():
                     itl_s, handle = publication.itl_s, publication.sequence.handle
                     if itl_s is not None:
                         n = len(publication.tokens) or 1  # none: sampled that nothing follows
-                        key = itl_s / n, publication.lane
-                        streams[key] = streams.get(key, 0) + n
+                        streams[itl_s / n] = streams.get(itl_s / n, 0) + n
                     if publication.first:
                         self._first_token(publication)
                     elif (start := self._starts.get(handle)) is not None:
@@ -223,25 +221,25 @@ class Publisher:
                         self._end_window(start)
                 case TickFigures(write):
                     write()
-        for (itl_s, lane), n in streams.items():
-            self._metrics.inter_token(itl_s, lane, n)
+        for itl_s, n in streams.items():
+            self._metrics.inter_token(itl_s, n)
 
     def _first_token(self, delivery: Delivery) -> None:
         """Write down how long a request waited, and look closely at how its stream starts."""
         submit = delivery.sequence.submit
         waited = delivery.at - submit.submitted
         self._metrics.first_token(waited, _queued_s(delivery.sequence))
-        self._metrics.promise.compare("ttft", waited, submit.targets.ttft_s)
+        self._metrics.compare("ttft", waited, submit.targets.ttft_s)
         if delivery.tokens:
             self._starts[submit.handle] = _Start(delivery.at)
 
     def _measure_start(self, start: _Start, delivery: Delivery) -> None:
         """Write down what concerns the beginning of a stream, or what its application asked for."""
-        promise, submit, gap_s = self._metrics.promise, delivery.sequence.submit, delivery.gap_s
+        metrics, submit, gap_s = self._metrics, delivery.sequence.submit, delivery.gap_s
         shown_at = delivery.at + delivery.held_s
         if delivery.lane == "interactive":
             if delivery.nth - len(delivery.tokens) < FIRST_FEW <= delivery.nth:
-                promise.first_five(shown_at - submit.submitted)
+                metrics.observe("ttf5_ms", shown_at - submit.submitted)
             if gap_s is not None and not start.over:
                 if shown_at - gap_s - start.at <= self._startup_s:
                     start.worst_s = max(start.worst_s or 0.0, gap_s)
@@ -249,13 +247,13 @@ class Publisher:
                     self._end_window(start)
         if submit.targets.itl_s is not None:
             if gap_s is not None:
-                promise.compare("tbt", gap_s, submit.targets.itl_s)
+                metrics.compare("tbt", gap_s, submit.targets.itl_s)
         elif start.over and delivery.nth >= FIRST_FEW:
             del self._starts[submit.handle]
 
     def _end_window(self, start: _Start) -> None:
         if not start.over and start.worst_s is not None:
-            self._metrics.promise.startup_itl(start.worst_s)
+            self._metrics.observe("worst_pause_ms", start.worst_s)
         start.over = True
 
 

@@ -8,11 +8,8 @@ from typing import Final, NamedTuple
 from uma_trio.engine.chunk import Completed, Tick
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
+from uma_trio.observe.contract import NO_PROMISE, Promise
 from uma_trio.observe.metrics import Metrics
-from uma_trio.observe.playout import Cause
-from uma_trio.observe.promise import NO_PROMISE, Promise
-from uma_trio.policy.deadline.slack import alone_s, room_alone
-from uma_trio.policy.plan import UNGUARDED
 from uma_trio.policy.state import SequenceView
 from uma_trio.words import LANES
 
@@ -41,7 +38,6 @@ def record(metrics: Metrics, completed: Completed, itl_s: Mapping[int, float]) -
         decode_s=completed.decode_s,
         host_s=completed.host_s,
         sampling_s=completed.sampling_s,
-        masks_s=completed.masks_s,
         late_masks=sum([outcome.late for outcome in completed.outcomes]),
         sequences=len(plan.items),
         drafted=len(wrong),
@@ -49,7 +45,6 @@ def record(metrics: Metrics, completed: Completed, itl_s: Mapping[int, float]) -
         rows=tick.n_rows,
         rows_in_place=tick.in_place,
         lane_tokens=lane_tokens,
-        budget_target=plan.memory.target_tokens if plan.limit == UNGUARDED else None,
     )
     longest_s = max(itl_s.values(), default=0.0)
     metrics.promise.tick(promise(tick, longest_s), completed.decode_s + completed.host_s)
@@ -74,20 +69,18 @@ def dues(running: Mapping[int, Sequence], completed: Completed) -> list[Due]:
     return found
 
 
-def slack(metrics: Metrics, completed: Completed, found: Iterable[Due]) -> None:
-    """Record how long before they were due the tokens of a tick were there, and why they were not."""
+def count_late(metrics: Metrics, completed: Completed, found: Iterable[Due]) -> None:
+    """Count the tokens of a tick that were not computed when they were due, by cause."""
     at, plan = completed.at, completed.tick.plan
     began = at - completed.decode_s - completed.host_s
     for due in found:
-        left_s = due.at - at
-        metrics.playout.slack(left_s)
-        if left_s >= -TOLERANCE_S:
+        if due.at - at >= -TOLERANCE_S:
             continue
         if due.last_token_at < began - TOLERANCE_S:
-            cause: Cause = "left_out"
+            cause = "left_out"
         else:
             cause = "planned" if began + plan.predicted_s > due.at else "mispredicted"
-        metrics.playout.ran_dry(cause)
+        metrics.count("late_tokens_total", cause)
 
 
 def _drafts(completed: Completed) -> tuple[dict[str, tuple[int, int]], dict[int, int]]:
@@ -109,17 +102,14 @@ def promise(tick: Tick, itl_s: float = 0.0) -> Promise:
     cost, limit = plan.memory.cost, plan.limit
     if cost is None:
         return NO_PROMISE
-    deepest = max(state.protected, key=lambda view: view.computed, default=None)
     return Promise(
         limit_s=limit.seconds,
         step_s=limit.step_s,
         solo_s=limit.solo_s,
-        alone_s=alone_s(cost, [deepest], room_alone(state, 1)) if deepest else 0.0,
         predicted_s=plan.predicted_s,
         between_s=cost.between_s(tick.work),
         moved_bytes=plan.moved_bytes,
         tokens=plan.n_tokens,
-        ballast=plan.ballast,
         skipped=sum([_is_skipped_prompt(state.views.get(skip.key)) for skip in plan.skipped]),
         granted=limit.grant,
         infeasible=not guard.mixed and itl_s > state.contract.promised_cap * limit.solo_s > 0,
@@ -133,23 +123,12 @@ def publish_load(metrics: Metrics, registry: Registry) -> None:
     """Publish who runs, who waits, and how full the KV cache is."""
     if (prefixes := registry.cells.figures()) is not None:
         metrics.prefix = prefixes
-    active: dict[str, int] = dict.fromkeys(LANES, 0)
-    queued, parked, cells = dict(active), 0, 0
-    for sequence in registry.running.values():
-        view = sequence.view
-        active[view.lane] += 1
-        parked += view.credit <= 0
-        cells += view.computed
-    for sequence in registry.waiting.values():
-        queued[sequence.lane] += 1
+    views = [sequence.view for sequence in registry.running.values()]
     metrics.load(
         running=len(registry.running),
         waiting=len(registry.waiting),
-        parked=parked,
-        cells_used=cells - registry.cells.shared,
-        cells_reserved=registry.cells.reserved,
-        active=active,
-        queued=queued,
+        parked=sum([view.credit <= 0 for view in views]),
+        cells_used=sum([view.computed for view in views]) - registry.cells.shared,
     )
 
 

@@ -15,11 +15,11 @@ from attrs import evolve, field, frozen
 
 from uma_trio.http.memory import ClientMemory
 from uma_trio.http.pieces import JsonLimits
+from uma_trio.observe.log import Log
 from uma_trio.service.ask import Door
 from uma_trio.service.fair import RunBlocking
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
-from uma_trio.service.telemetry import Log
 from uma_trio.words import MIB
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

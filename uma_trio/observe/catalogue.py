@@ -1,242 +1,228 @@
-"""Every metric, declared once: its name, type, unit and meaning.
+"""Every metric, declared once: its names, type, unit, meaning, and what an operator does with it.
 
-A name means the same in the JSON of a ``metrics`` request and, with the prefix ``uma_``, in the
-Prometheus text. docs/METRICS.md is rendered from here, including the columns of the scorecard.
+``uma-trio metrics``, the JSON, the Prometheus text, the scorecard and docs/METRICS.md follow from here.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal, cast, get_args
+from collections.abc import Mapping
+from typing import Final, Literal, cast, get_args
 
 from attrs import field, frozen, validators
 
-Kind = Literal["counter", "gauge", "histogram", "info", "scorecard"]
+Kind = Literal["counter", "gauge", "histogram", "info"]
+
+#: Base units of Prometheus: what a value in this unit is multiplied by.
+BASE_UNITS: Final[Mapping[str, float]] = {"ms": 1e-3, "GB": 1e9, "MB": 1e6, "%": 1e-2}
 
 
 @frozen
 class Metric:
-    """One metric. `label` names the key of a metric with one value for each key, such as a lane.
+    """One metric.
 
-    One `of_daemon` is counted once for all models; the others are of each.
+    `name` is its key in JSON, `prometheus` its name in Prometheus' text after ``uma_``, "" where a scraper
+    computes it from others. `label` names the key of a metric with one value for each key. One `of_daemon` is
+    counted once for all models; the others exist for each model. `use` says what an operator does with it.
     """
 
     name: str
     kind: Kind = field(validator=validators.in_(get_args(Kind)))
     unit: str
+    prometheus: str
     help: str
+    use: str
     label: str = ""
     of_daemon: bool = False
+    group: str = ""
+
+    @property
+    def base(self) -> float:
+        """What a value is multiplied by for Prometheus."""
+        return BASE_UNITS.get(self.unit, 1.0)
 
 
 def _read(table: str) -> tuple[Metric, ...]:
-    """Return the metrics of a table: ``name{label} | kind | unit | help``; indented lines go on."""
-    found = []
+    """Parse rows of ``name{label} | kind | unit | prometheus | meaning | use``; indented lines continue a row."""
+    found, group = [], ""
     for row in re.split(r"\n(?! )", table.strip()):
         if row.startswith("#"):
+            group = row.strip("# ")
             continue
-        name, kind, unit, text = (re.sub(r"\s+", " ", part).strip() for part in row.split("|"))
+        cells = (re.sub(r"\s+", " ", cell).strip() for cell in row.split("|"))
+        name, kind, unit, prometheus, text, use = cells
         name, _, label = name.partition("{")
-        kind, _, of_daemon = kind.partition(" of the ")
-        found.append(Metric(name, cast(Kind, kind), unit, text, label.rstrip("}"), bool(of_daemon)))
+        kind, _, scope = kind.partition(" of the ")
+        found.append(
+            Metric(
+                *(name, cast(Kind, kind), unit, prometheus, text, use, label.rstrip("}")),
+                of_daemon=bool(scope),
+                group=group,
+            )
+        )
     return tuple(found)
 
 
-METRICS = _read("""
-# What is running.
-model | info | | The name of the loaded model.
-backend | info | | The backend, its threads and the KV type.
-policy | info | | The scheduling policy in use.
-version | info | | The daemon's version.
-uptime_s | gauge of the daemon | seconds | Time since the daemon was ready.
-rss_gb | gauge of the daemon | GB | Resident memory of the process (10^9 bytes), including the model.
-# Who is served.
-sessions | gauge of the daemon | connections | Open client connections.
-sessions_total | counter of the daemon | connections | Client connections accepted since the start.
-active_sessions | gauge | requests | Requests that have a KV slot.
-queued_sessions | gauge | requests | Requests that wait for a slot.
-parked_sessions | gauge | requests | Requests that are left out of ticks because their reader is behind.
-active_interactive | gauge | requests | The interactive part of `active_sessions`.
-active_background | gauge | requests | The background part of `active_sessions`.
-queued_interactive | gauge | requests | The interactive part of `queued_sessions`.
-queued_background | gauge | requests | The background part of `queued_sessions`.
-requests_total{outcome} | counter | requests | Ended requests, by outcome.
-errors_total{code} | counter of the daemon | events | Errors sent to clients, by code.
-accept_failures_total | counter of the daemon | connections | Connections that could not be accepted.
-preemptions_total | counter | requests | Preemptions: a running request lost its slot and cells to another one.
-aborted_ticks_total | counter | ticks | Ticks that were aborted for an arriving interactive request.
-policy_failures_total | counter | ticks | Ticks that the baseline planned because the policy failed.
-# What was computed.
-tokens_total | counter | tokens | Tokens computed, including prompts.
-tokens_by_lane_total{lane} | counter | tokens | `tokens_total` by lane.
-prompt_tokens_total | counter | tokens | Prompt tokens computed.
-tokens_generated_total | counter | tokens | Tokens sampled. The token by which the model ends an answer is one of
-    them; `usage` does not count it.
-batch_calls_total | counter | calls | Batches computed (one llama_decode each).
-batch_sequences_total | counter | sequences | Requests that had tokens in a batch, summed over `batch_calls_total`.
-longest_context | gauge | tokens | The largest number of tokens that one request had in the KV cache.
-last_batch_size | gauge | tokens | Tokens in the last batch.
-avg_batch | gauge | tokens | Mean number of tokens in a batch, since the start.
-served_decoders | gauge | requests | Requests that got their next token in the last batch.
-tokens_per_tick_decode | gauge | tokens | Tokens of the last batch that continued an answer.
-tokens_per_tick_prefill | gauge | tokens | Tokens of the last batch that belonged to prompts.
-budget_target | gauge | tokens | The number of tokens that the policy wanted in the last batch; null under a policy
-    that budgets time.
-budget_used | gauge | tokens | The number of tokens in the last batch, for comparison with `budget_target`.
-copy_free_ratio | gauge | ratio | Share of the sampled logits rows that were sampled in place, without a copy.
-    Temperature without a filter, and top_p without top_k, change the whole row and need a copy.
-# How long it took.
-decode_ms_last | gauge | ms | Time inside llama_decode, last batch.
-decode_ms_ewma | gauge | ms | Time inside llama_decode, moving average (weight of a new value: a fifth).
-decode_ms_avg | gauge | ms | Time inside llama_decode, mean since the start.
-sampling_ms_last | gauge | ms | Time to sample the next tokens, last batch.
-host_ms_last | gauge | ms | Time of the last tick outside llama_decode.
-decode_seconds_total | counter | seconds | Time inside llama_decode, sum.
-prompt_seconds_total | counter | seconds | Time from KV slot to first token, summed over all requests.
-host_seconds_total | counter | seconds | Time of ticks outside llama_decode, sum.
-time_logits_to_first_chunk | gauge | ms | Time from the logits of the latest first token until its frame was written.
-p50_ms | gauge | ms | Inter-token latency, median of the latest 4,096.
-p95_ms | gauge | ms | Inter-token latency, 95th percentile of the latest 4,096.
-p99_ms | gauge | ms | Inter-token latency, 99th percentile of the latest 4,096.
-ttft_ms | histogram | ms | Time from a request's arrival to its first token.
-inter_token_ms | histogram | ms | Inter-token latency, from the end of one computation to the end of the next. Several
-    tokens of one computation (right drafts) share its time equally.
-interactive_gap_ms | histogram | ms | `inter_token_ms` of the interactive lane only.
-interactive_shown_ms | histogram | ms | Time between two writes of a streamed request's tokens to its connection,
-    interactive lane: the gap that a reader sees. Time in which the daemon waits for the reader is not counted.
-background_shown_ms | histogram | ms | The same for the background lane.
-decode_ms | histogram | ms | Time inside llama_decode, per batch.
-mask_ms | histogram | ms | Time to compute the mask of allowed tokens, after the grammar of an answer refused the
-    sampled token.
-late_masks_total | counter | tokens | Tokens whose mask was not ready within 2 ms. Their requests were left out of
-    ticks until it was ready; other requests were not delayed.
-shapes_checked_total{outcome} | counter | shapes | New schemas, grammars and expressions, by outcome: plain ones are
-    followed in the daemon, apart in a process of their own; refused ones cannot be enforced; ended ones were stopped
-    by --shape-cpu, --shape-memory or the time limit.
-shape_events_total{event} | counter | events | By event. refused again: a shape was refused at once, because it had
-    been refused before; moved: an answer was moved to a process of its own, because a token of it took too
-    long in the daemon; stopped: an answer was ended by a limit of its process.
-shape_check_ms | histogram | ms | Time to compile a new shape in its process.
-shape_processes | gauge | processes | Processes that compile or follow shapes.
-shape_bytes | gauge | bytes | Memory of the compiled shapes cached in the daemon.
-encoded_inputs_total | counter of the daemon | inputs | Texts that a vector or a score was made of.
-encoded_tokens_total | counter of the daemon | tokens | Tokens of these texts.
-encode_s_total | counter of the daemon | s | Time in which encoders computed.
-queue_ms | histogram | ms | Time from a request's arrival to its KV slot.
-loop_lag_ms | histogram of the daemon | ms | How much later than asked for trio's thread ran, which writes all tokens.
-    Measured 50 times a second while there are requests, else 4 times.
-loop_lag_max_ms | gauge of the daemon | ms | The longest `loop_lag_ms` since the start.
-batch_size | histogram | tokens | Tokens in each batch.
-# The KV cache.
-kv_cells_used | gauge | cells | KV cells that contain a token.
-kv_cells_reserved | gauge | cells | KV cells reserved for admitted requests.
-kv_cells_total | gauge | cells | KV cells in total.
-# The prefix cache (docs/MEMORY.md).
-prefix_hits_total{source} | counter | requests | Requests that started with a cached prefix, by its source: the cells
-    of a running request or of one that ended, saved pages, pages on disk, or a prompt that another request was computing.
-prefix_tokens_total | counter | tokens | Prompt tokens that were not computed because of these hits.
-prefix_failures_total{what} | counter | events | Copies, saves, restores, moves and reads from disk that failed, and incomplete
-    prefixes. The missing tokens are computed.
-prefix_rent_seconds_total | counter | seconds | Time that the cells of cached prefixes added to ticks, by the
-    cost model.
-prefix_moved_cells_total | counter | cells | Cells of running requests and cached prefixes that were moved down,
-    so that ticks span fewer cells.
-prefix_evicted_total | counter | pages | Saved pages that were evicted.
-prefix_ghost_hits_total | counter | pages | Evicted pages that were requested again: hits that twice the
-    `--prefix-ram` would have had.
-prefix_bytes | gauge | bytes | Memory of saved pages, including bookkeeping.
-prefix_pages | gauge | pages | Saved pages.
-prefix_leaves | gauge | prefixes | Prefixes in the KV cache without a running request.
-prefix_leaf_tokens | gauge | tokens | Tokens of these prefixes; shared tokens count once for each.
-prefix_disk_bytes | gauge of the daemon | bytes | Files of saved pages (`--prefix-disk`), of all models.
-prefix_disk_written_bytes_total | counter of the daemon | bytes | Bytes of saved pages that were written to the disk.
-# The latency contract (docs/POLICY.md); empty under a policy without a limit.
-latency_cap | gauge | ratio | The promised limit on the p95 inter-token latency of an interactive stream, as a
-    multiple of `solo_ms`. `shown_ratio_p95` is the measured value.
-shown_ratio_p95 | gauge | ratio | Time between two writes to an interactive reader (`interactive_shown_ms`) divided by
-    `solo_ms` at that moment, 95th percentile of the latest 1,024. Requests with an `slo` of their own are included.
-tick_limit_ms | gauge | ms | The time limit of the last tick. A newcomer's prompt may exceed it.
-step_ms | gauge | ms | The promised time between two shown tokens, the shortest of the last tick's interactive
-    streams. `interactive_p95_ms` of the scorecard is what the latest interval showed.
-solo_ms | gauge | ms | Predicted time of the last tick with the interactive streams only.
-alone_ms | gauge | ms | Predicted time of the last tick with one interactive stream only.
-solo_ratio_p95 | gauge | ratio | Measured time of a tick divided by `solo_ms`, 95th percentile of the latest 1,024
-    ticks with a limit. It may exceed `latency_cap`: readers do not see a long tick for which tokens were computed
-    ahead.
-alone_ratio_p95 | gauge | ratio | The same for `alone_ms`: the cost of all other work for a stream, including other
-    streams.
-predicted_ms_last | gauge | ms | Predicted time of the last tick.
-ticks_over_budget | counter | ticks | Ticks that took longer than `tick_limit_ms`, including those of newcomers.
-prefill_guard_active | gauge | 0 or 1 | Whether a prompt was left out of the last tick.
-skipped_prefill_due_to_latency_total | counter | prompts | Prompts that were left out of a tick to keep its limit.
-floor_grants_total | counter | ticks | Longer ticks that were granted to the background floor.
-guard_infeasible_total | counter | ticks | Ticks with interactive streams only that took longer than `latency_cap`
-    times `solo_ms`. Only tokens that are computed ahead can hide such a delay.
-background_share | gauge | ratio | Share of machine time of background work, smoothed over ten seconds, as of the last
-    tick.
-slo_violations_total{target} | counter | tokens | First tokens and later tokens that took longer than the `slo` of
-    their request.
-drafts_total | counter | drafts | Drafts: guesses at one or several next tokens.
-draft_rows_total | counter | rows | Rows computed to verify guessed tokens.
-draft_accepted_total | counter | tokens | Guessed tokens that were right.
-draft_rows_by_source_total{source} | counter | rows | `draft_rows_total` by the source of the guess: own text, earlier
-    answers.
-draft_accepted_by_source_total{source} | counter | tokens | `draft_accepted_total` by the source of the guess.
-draft_failures_total | counter | failures | Failures of the search for drafts. After three it rests for a minute, then
-    for twice as long each time, up to an hour.
-ballast_rows_total | counter | rows | Rows that are computed and discarded, where a larger tick is faster.
-cost_error | gauge | ratio | Smoothed absolute error of the cost model's predictions.
-cost_error_p50 | gauge | ratio | Absolute error of a tick's prediction, median of the latest 1,024.
-cost_error_p95 | gauge | ratio | Absolute error of a tick's prediction, 95th percentile of the latest 1,024.
-cost_trusted | gauge | 0 or 1 | 1 if `cost_error`, or the same error of the measured table, is at most 15 %.
-cost_others_share | gauge | ratio | The part of the machine that other programs used when it was measured, if that was
-    a tenth or more: it is measured again when it is idle and quiet. Else 0.
-cost_scale | gauge | ratio | The scale factor: how much slower the machine is at the moment than when it was measured.
-cost_staircase_ms{tokens} | gauge | ms | Predicted time of a batch with this many tokens, with an empty context and
-    one row of logits.
-scheduler_efficiency | gauge | ratio | Predicted time of the computed batches divided by the measured time from decode
-    to decode; accurate to `cost_error`.
-sum_bmt_mb_last | gauge | MB | Bytes that the last tick moved, computed from the sizes of the model.
-sum_bmt_mb_per_token | gauge | MB | Bytes moved per token, since the start.
-bmt_budget_gbps | gauge | GB/s | Memory bandwidth that ticks may use.
-sum_bmt_budget_mb_last | gauge | MB | Bytes that the last tick could have moved at that bandwidth in its predicted
-    time. Background work is reduced to this amount.
-sum_bmt_budget_mb_per_token | gauge | MB | The same per token, since the start.
-tokens_per_s_at_cap | gauge | tokens/s | Tokens computed per second in ticks that protected an interactive stream.
-worst_pause_ms | histogram | ms | The longest inter-token latency in the first 3 s of each interactive stream.
-ttf5_ms | histogram | ms | Time from the arrival of an interactive request to its fifth token.
-# The playout buffer; empty under a policy that paces nobody.
-held_tokens | gauge of the daemon | tokens | Computed tokens that are held until they are due.
-held_tokens_total | counter of the daemon | tokens | Tokens that were held, since the start.
-slack_ms_least | gauge of the daemon | ms | Time between the computation of a paced token and its due time, minimum of
-    the latest 1,024; negative if the token was late.
-slack_ms_p5 | gauge of the daemon | ms | The same, 5th percentile.
-ran_dry_total{cause} | counter of the daemon | tokens | Paced tokens that were not computed when they were due, by
-    cause: `planned`, the policy allowed the tick to take longer; `mispredicted`, the tick took longer than predicted;
-    `left_out`, the stream was left out of the ticks before.
-slots_total | gauge | slots | KV slots in total.
-scorecard | scorecard | | An object with the columns below; JSON only. Empty during the first second.
+METRICS: Final = _read("""
+# Do readers get their tokens in time?
+ttft_ms | histogram | ms | time_to_first_token_seconds | Arrival to first token. | If `queue_ms` is as long,
+    add slots; otherwise keep prefixes cached or shorten prompts.
+ttf5_ms | histogram | ms | time_to_fifth_token_seconds | Arrival to fifth token, interactive lane. | Compare with
+    `ttft_ms`: a large difference is a stream that stalls at its start.
+worst_pause_ms | histogram | ms | startup_pause_seconds | Longest inter-token latency in the first 3 s of an
+    interactive stream. | If it is high while prompts arrive, lower `--latency-cap`.
+inter_token_ms | histogram | ms | inter_token_latency_seconds | Between two computed tokens of a request. | Alert on
+    a change.
+interactive_shown_ms | histogram | ms | interactive_shown_seconds | Between two writes to an interactive reader. |
+    Alert on p95: this is what a reader sees.
+p50_ms | gauge | ms | | Median of the latest 4,096 inter-token latencies. | Read it without a scraper.
+p95_ms | gauge | ms | | Their 95th percentile. | The same.
+p99_ms | gauge | ms | | Their 99th percentile. | The same.
+latency_cap | gauge | ratio | latency_cap_ratio | Promised p95 of `interactive_shown_ms`, as a multiple of a tick
+    with interactive streams only. | Set `--latency-cap`.
+shown_ratio_p95 | gauge | ratio | shown_ratio_p95 | The measured value, latest 1,024 gaps. | Above `latency_cap`,
+    reduce load, or read `late_tokens_total`.
+step_ms | gauge | ms | step_seconds | Promised time between two shown tokens, last tick. | The target for
+    `interactive_shown_ms`.
+late_tokens_total{cause} | counter | tokens | late_tokens_total | Tokens not computed when due:
+    `planned` by the policy, `mispredicted`, or `left_out` of earlier ticks. | If mispredicted, run
+    `uma-trio doctor --cost`; if planned, lower `--latency-cap`.
+slo_violations_total{target} | counter | tokens | slo_violations_total | Tokens later than the `slo` of their
+    request. | Relax the `slo`, or reduce load.
+ticks_over_budget | counter | ticks | ticks_over_budget_total | Ticks longer than their limit. | If it grows
+    steadily, see `cost_error`.
+guard_infeasible_total | counter | ticks | guard_infeasible_total | Ticks above `latency_cap` with interactive
+    streams only. | Use fewer slots or a smaller model.
+prefill_guard_active | gauge | 0 or 1 | | Whether the last tick left out a prompt to protect readers. | Explains a
+    slow prompt.
+tokens_per_s_at_cap | gauge | tokens/s | | Tokens per second of ticks with a limit. | Compare machines and settings.
+time_logits_to_first_chunk | gauge | ms | | Logits of the latest first token until its frame was written. | Above
+    5 ms, see `loop_lag_ms`.
+loop_lag_ms | histogram of the daemon | ms | loop_lag_seconds | Delay of the thread that writes all tokens. | If p99
+    exceeds 10 ms, leave it a core: lower `--threads`.
+# Is there room?
+sessions | gauge of the daemon | connections | connections | Open client connections. | Near `--max-sessions`,
+    raise it.
+slots_total | gauge | slots | slots | KV slots. | Set `--parallel`.
+active_sessions | gauge | requests | num_requests_running | Requests with a slot. | At `slots_total`, see
+    `queued_sessions`.
+queued_sessions | gauge | requests | num_requests_waiting | Requests without a slot. | If it stays above 0, add
+    slots or machines.
+parked_sessions | gauge | requests | num_requests_parked | Requests left out because their reader is behind. | Find
+    the slow client with `uma-trio ps`.
+queue_ms | histogram | ms | request_queue_time_seconds | Arrival to slot. | As `queued_sessions`.
+requests_total{outcome} | counter | requests | requests_total | Ended requests. | Alert on the rate of `error`.
+errors_total{code} | counter of the daemon | events | errors_total | Errors sent to clients; `accept` counts
+    connections that could not be accepted. | Look up the code in docs/PROTOCOL.md; for `accept` raise
+    `ulimit -n`.
+preemptions_total | counter | requests | num_preemptions_total | Running requests that lost their slot. | If
+    frequent, raise `--n-ctx`.
+kv_cells_used | gauge | cells | kv_cells_used | KV cells with a token. | Near `kv_cells_total`, raise `--n-ctx` or
+    quantise with `--kv-type`.
+kv_cells_total | gauge | cells | kv_cells | KV cells. | The same.
+rss_gb | gauge of the daemon | GB | resident_memory_bytes | Resident memory, weights included. | Alert near the
+    machine's memory.
+busy_seconds_total{work} | counter | seconds | busy_seconds_total | Time of ticks, inside (`decode`) and outside
+    (`host`) llama_decode. | A rate near 1 is a full machine; much `host` is a slow CPU.
+# What is computed?
+model | info | | info | Name of the loaded model. | Tell series apart.
+info | info | | info | Backend, policy and version. | Check after an upgrade.
+tokens_total | counter | tokens | tokens_total | Tokens computed, prompts included. | Throughput.
+prompt_tokens_total | counter | tokens | prompt_tokens_total | Prompt tokens computed. | With
+    `prefix_tokens_total`: the cached share.
+tokens_generated_total | counter | tokens | generation_tokens_total | Tokens sampled. | Throughput of answers.
+encoded_tokens_total | counter of the daemon | tokens | encoded_tokens_total | Tokens of embeddings and scores. |
+    Throughput of encoders.
+batch_calls_total | counter | calls | batch_calls_total | Batches (llama_decode calls). | If flat with
+    requests running, restart.
+avg_batch | gauge | tokens | | Mean tokens of a batch. | Near 1 with many requests, report it.
+last_batch_size | gauge | tokens | | Tokens of the last batch. | Explains `decode_ms_last`.
+tokens_per_tick_decode | gauge | tokens | | Its tokens that continued answers. | The same.
+tokens_per_tick_prefill | gauge | tokens | | Its tokens of prompts. | The same.
+served_decoders | gauge | requests | | Requests that it gave a next token. | Compare with `active_sessions`.
+decode_ms | histogram | ms | decode_seconds | Time of a llama_decode call. | Sets the pace of all streams.
+decode_ms_last | gauge | ms | | The last call. | Read it without a scraper.
+decode_ms_ewma | gauge | ms | | Moving average; a new value weighs a fifth. | The same.
+decode_ms_avg | gauge | ms | | Mean. | The same.
+sampling_ms_last | gauge | ms | | Time to sample the last batch. | If high, avoid samplers that copy rows.
+overlap_active | gauge | 0 or 1 | | Whether sampling overlaps the next decode; null: it does not. | None.
+copy_free_ratio | gauge | ratio | copy_free_ratio | Share of logits rows sampled in place. | If low, set `top_k`
+    with `top_p`.
+gpu_idle_pct | gauge | % | gpu_idle_ratio | Share of time without GPU work; null where it cannot be measured. | If
+    high under load, see `busy_seconds_total`.
+residency_churn_mb_per_token | gauge | MB | | Weights paged in per token; null where it cannot be measured. | Above
+    0, use a smaller model.
+sum_bmt_mb_last | gauge | MB | | Bytes that the last tick moved, computed from model sizes. | Compare with its
+    budget.
+sum_bmt_budget_mb_last | gauge | MB | | Bytes that `--bmt-budget` allowed it. | Set `--bmt-budget`.
+sum_bmt_mb_per_token | gauge | MB | moved_bytes_per_token | Bytes moved per token. | Falls with larger batches and
+    smaller KV types.
+scheduler_efficiency | gauge | ratio | scheduler_efficiency_ratio | Predicted time of batches divided by measured
+    time. | Below 0.8, look for other programs.
+cost_error | gauge | ratio | cost_error_ratio | Smoothed error of predicted tick times. | Above 0.15, measure again:
+    `uma-trio doctor --cost`.
+cost_scale | gauge | ratio | cost_scale_ratio | How much slower the machine is than when measured. | Above 1.3, look
+    for other programs or heat.
+cost_others_share | gauge | ratio | cost_others_ratio | Share of the machine that other programs used while it was
+    measured; 0 below a tenth. | Above 0, measure again when idle.
+irregular_ticks_total{kind} | counter | ticks | irregular_ticks_total | Ticks `aborted` for an arriving interactive
+    request, or planned by the baseline because the policy failed (`policy`). | For `policy` read the log.
+draft_tokens_total{source} | counter | tokens | spec_decode_num_draft_tokens_total | Guessed tokens verified, by
+    source. | With the next: the acceptance rate.
+draft_accepted_tokens_total{source} | counter | tokens | spec_decode_num_accepted_tokens_total | Guessed tokens that
+    were right. | If rarely right, set `--speculation off`.
+structured_output_total{event} | counter | events | structured_output_total | New schemas and grammars: followed in
+    the daemon (`plain`) or in a process (`apart`), `refused`, `refused again`, `ended` by a limit. Answers: `moved` to a
+    process, `stopped` by a limit, tokens with a `late mask`. | Simplify the schema, or raise `--shape-cpu` and
+    `--shape-memory`.
+# Is the prefix cache worth its memory?
+prefix_tokens_total | counter | tokens | prefix_cache_hits_total | Prompt tokens taken from the cache. | With
+    `prompt_tokens_total`: the cached share.
+prefix_hits_total{source} | counter | requests | prefix_cache_requests_total | Requests that started with a cached
+    prefix, by source. | Many from `disk`: raise `--prefix-ram`.
+prefix_ghost_hits_total | counter | pages | prefix_cache_ghost_hits_total | Evicted pages requested again. | If
+    large, double `--prefix-ram`.
+prefix_failures_total{what} | counter | events | prefix_cache_failures_total | Failed copies, saves, restores and
+    reads; their tokens are computed. | If it grows, check the disk and the log.
+prefix_bytes | gauge | bytes | prefix_cache_bytes | Memory of saved prefixes. | Compare with `--prefix-ram`.
+prefix_disk_written_bytes_total | counter of the daemon | bytes | prefix_disk_written_bytes_total | Bytes written to
+    `--prefix-disk`. | Watch the wear of the SSD.
 """)
 
-SCORECARD = _read("""
-time | info | UTC | End of the interval, ISO 8601.
-interval_s | gauge | seconds | Length of the interval. The last one of a file may be short.
-busy_ratio | gauge | ratio | Share of the interval that ticks took, including host time.
-tokens_per_s | gauge | tokens/s | All tokens computed, including prompts.
-interactive_tokens_per_s | gauge | tokens/s | The part of the interactive lane.
-background_tokens_per_s | gauge | tokens/s | The part of the background lane.
-tokens_generated_per_s | gauge | tokens/s | Tokens sampled, both lanes.
-tokens_per_s_at_cap | gauge | tokens/s | All tokens of ticks with a limit, divided by the time of these ticks.
-interactive_gaps | gauge | gaps | Number of gaps between tokens shown to interactive readers (`interactive_shown_ms`).
-interactive_p95_ms | gauge | ms | 95th percentile of these gaps, accurate to 1 %.
-interactive_p99_ms | gauge | ms | 99th percentile of these gaps, accurate to 1 %.
-ticks_over_budget | gauge | ticks | Ticks that took longer than their limit.
-sum_bmt_mb_per_token | gauge | MB | Bytes moved per token.
-sum_bmt_mb_per_tick | gauge | MB | Bytes moved per tick, on average.
-scheduler_efficiency | gauge | ratio | The metric of the same name, for the ticks of the interval.
-copy_free_ratio | gauge | ratio | The metric of the same name, for the rows sampled in the interval.
-draft_accepted_ratio | gauge | ratio | Share of the computed guesses that were right.
-rss_gb | gauge | GB | Resident memory at the end of the interval, including the model.
-pss_gb | gauge | GB | Proportional share of that memory: a page that n processes map counts as 1/n. Linux only;
-    updated less often where reading it takes long.
-""")
+#: Figures of one interval: the first columns of the scorecard.
+INTERVAL: Final[tuple[tuple[str, str], ...]] = (
+    ("time", "End of the interval, ISO 8601, UTC."),
+    ("interval_s", "Its measured length in seconds; the last one of a file may be short."),
+    ("busy_ratio", "Share of it that ticks took."),
+    ("tokens_per_s", "Tokens computed, prompts included."),
+    ("interactive_tokens_per_s", "Those of the interactive lane."),
+    ("background_tokens_per_s", "Those of the background lane."),
+    ("tokens_generated_per_s", "Tokens sampled."),
+    ("tokens_per_s_at_cap", "Tokens of ticks with a limit, per second of these ticks."),
+    ("interactive_gaps", "Number of gaps shown to interactive readers."),
+    ("interactive_p95_ms", "95th percentile of these gaps."),
+    ("interactive_p99_ms", "99th percentile of these gaps."),
+    ("ticks_over_budget", "Ticks longer than their limit."),
+    ("sum_bmt_mb_per_token", "MB moved per token."),
+    ("sum_bmt_mb_per_tick", "MB moved per tick."),
+    ("scheduler_efficiency", "Predicted time of batches divided by measured time."),
+    ("copy_free_ratio", "Share of logits rows sampled in place."),
+    ("draft_accepted_ratio", "Share of guessed tokens that were right."),
+    ("rss_gb", "Resident memory at its end."),
+    ("pss_gb", "Proportional share of that memory (Linux; read less often)."),
+)
+
+#: Metrics repeated in the scorecard: values at the end of the interval, of histograms the interval's p95.
+AT_THE_END: Final = (
+    *("model", "sessions", "active_sessions", "parked_sessions", "latency_cap"),
+    *("ttft_ms", "ttf5_ms", "worst_pause_ms", "inter_token_ms", "p50_ms", "p95_ms", "p99_ms"),
+    *("tokens_total", "tokens_generated_total", "batch_calls_total", "avg_batch"),
+    *("last_batch_size", "tokens_per_tick_decode", "tokens_per_tick_prefill", "served_decoders"),
+    *("decode_ms", "decode_ms_last", "decode_ms_ewma", "decode_ms_avg"),
+    *("sampling_ms_last", "time_logits_to_first_chunk", "overlap_active"),
+    *("sum_bmt_mb_last", "sum_bmt_budget_mb_last", "prefill_guard_active"),
+    *("gpu_idle_pct", "residency_churn_mb_per_token"),
+)
+
+#: Columns of the scorecard, in the order of its file.
+COLUMNS: Final = (*(name for name, _ in INTERVAL), *AT_THE_END)

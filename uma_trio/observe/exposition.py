@@ -1,7 +1,7 @@
-"""The metrics in Prometheus' text format, made from what a `metrics` request answers.
+"""The metrics in Prometheus' text format, made from the JSON answer of a `metrics` request.
 
-So whoever has the JSON can make it, the command line above all, and the daemon needs nothing of
-it. Names get ``uma_`` before them, and counters ``_total`` behind where it is not there.
+Names begin with ``uma_`` and follow Prometheus' conventions: base units (seconds, bytes), ``_total`` for counters;
+where vLLM or llama.cpp has the same metric, its name.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 _MODEL = "model"
 _NONE: Mapping[str, Mapping[str, Any]] = {}
-_JSON_ONLY = ("info", "scorecard")  # one family for all of the first; rates are a scraper's own
 
 
 def prometheus(figures: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]] = _NONE) -> str:
-    """Return every metric of `figures` that is known and in the catalogue.
+    """Return every known metric of `figures`.
 
-    Of `models`, each with figures of its own, metrics that are not the daemon's get the label ``model``.
+    Metrics that are not the daemon's are taken from each of `models`, if there are any, with the label ``model``.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Exposition(figures, models))
@@ -38,23 +37,25 @@ def prometheus(figures: Mapping[str, Any], models: Mapping[str, Mapping[str, Any
 
 
 class _Exposition(Collector):
-    """Gives the figures to prometheus_client, which asks once."""
+    """Hands the figures to prometheus_client."""
 
     def __init__(self, figures: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> None:
         self._figures, self._models = figures, models
 
     def collect(self) -> Iterator[Family | InfoMetricFamily]:
-        info = InfoMetricFamily("uma", "What is running.")
+        info = InfoMetricFamily("uma", "What runs.")
         for name, figures in self._models.items() or [("", self._figures)]:
-            infos = {m.name: str(figures.get(m.name, "")) for m in METRICS if m.kind == "info"}
-            info.add_metric([], infos | ({"model": name} if name else {}))
+            labels = {"model": name or str(figures.get("model", "")), **(figures.get("info") or {})}
+            info.add_metric([], labels)
         yield info
         for metric in METRICS:
-            if metric.kind not in _JSON_ONLY and (family := self._family(metric)) is not None:
+            if metric.kind == "info" or not metric.prometheus:
+                continue
+            if (family := self._family(metric)) is not None:
                 yield family
 
     def _family(self, metric: Metric) -> Family | None:
-        """Return a metric, of the daemon or of each model; None if nobody has it."""
+        """Return a metric of the daemon or of each model; None if it is unknown."""
         if metric.of_daemon or not self._models:
             found: dict[tuple[str, ...], Any] = {(): self._figures.get(metric.name)}
         else:
@@ -62,15 +63,14 @@ class _Exposition(Collector):
         known = {labels: value for labels, value in found.items() if value is not None}
         if not known:
             return None
-        of_models = [_MODEL] if () not in known else []
-        family = _empty(metric, of_models)
+        family = _empty(metric, [] if () in known else [_MODEL])
         for labels, value in known.items():
             _add(family, metric, labels, value)
         return family
 
 
 def _empty(metric: Metric, labels: Sequence[str]) -> Family:
-    name, text = f"uma_{metric.name}", f"{metric.help} Unit: {metric.unit}."
+    name, text = f"uma_{metric.prometheus}", f"{metric.help} {metric.use}"
     if metric.kind == "histogram":
         return HistogramMetricFamily(name, text, labels=labels)
     own = [*labels, metric.label] if metric.label else labels
@@ -79,9 +79,13 @@ def _empty(metric: Metric, labels: Sequence[str]) -> Family:
 
 
 def _add(family: Family, metric: Metric, labels: Sequence[str], value: Any) -> None:
+    base = metric.base
     if isinstance(family, HistogramMetricFamily):
-        buckets = [(bound, float(count)) for bound, count in value["buckets"].items()]
-        family.add_metric(labels, buckets, value["sum"])
+        buckets = [
+            (bound if bound == "+Inf" else f"{float(bound) * base:g}", float(count))
+            for bound, count in value["buckets"].items()
+        ]
+        family.add_metric(labels, buckets, value["sum"] * base)
         return
     for label, number in value.items() if metric.label else [("", value)]:
-        family.add_metric([*labels, label] if metric.label else labels, float(number))
+        family.add_metric([*labels, label] if metric.label else labels, float(number) * base)

@@ -1,11 +1,11 @@
-"""Two ways to remember many times cheaply: buckets for ever, and the latest few exactly.
+"""Histograms over the life of the daemon, and quantiles of the latest values.
 
-Both are written by one thread and read by another without a lock: a reader may miss the value
-that is being recorded and sees everything before it.
+Each is written by one thread and read by another without a lock: a reader may miss the value that is being recorded.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
@@ -13,15 +13,15 @@ _RATIO = 1.02  # neighbouring edges, so a quantile is right to 1 %
 
 
 def bounds_ms(lowest: float, highest: float) -> tuple[float, ...]:
-    """Return 1-2-5 bounds from `lowest` to `highest`, as people and scrapers expect them."""
+    """Return 1-2-5 bounds from `lowest` to `highest`."""
     decades = (m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5))
     return tuple(b for b in decades if lowest * 0.999 <= b <= highest * 1.001)
 
 
 class Histogram:
-    """Counts by value, never forgetting. `bounds` are exact; between them, bins 2 % wide."""
+    """Counts in bins that are 2 % wide, with exact `bounds` for scrapers."""
 
-    __slots__ = ("_counts", "_edges", "bounds", "total")
+    __slots__ = ("_counts", "_edges", "bounds", "largest", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -31,20 +31,35 @@ class Histogram:
             edge *= _RATIO
         self._edges = sorted({*fine, *bounds})
         self._counts = [0] * (len(self._edges) + 1)
-        self.total = 0.0
+        self.total = self.largest = 0.0
 
     def record(self, value: float, n: int = 1) -> None:
-        """Count `value` `n` times: it is in the first bucket whose edge is not below it."""
+        """Count `value` `n` times, in the first bin whose upper edge is not below it."""
         self._counts[bisect_left(self._edges, value)] += n
         self.total += n * value
+        self.largest = max(self.largest, value)
+
+    def summary(self) -> dict[str, object]:
+        """Return the histogram as the JSON of the metrics shows it."""
+        count = self.count
+        return {
+            "count": count,
+            "sum": self.total,
+            "mean": self.total / count if count else None,
+            **{f"p{100 * share:g}": self.quantile(share) for share in (0.50, 0.95, 0.99)},
+            "max": self.largest if count else None,
+            "buckets": {
+                "+Inf" if bound == math.inf else f"{bound:g}": n for bound, n in self.cumulative()
+            },
+        }
 
     @property
     def count(self) -> int:
-        """How many values were recorded."""
+        """Number of recorded values."""
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Return, for each bound, how many values were at most that; then all, at infinity."""
+        """Return the number of values up to each bound; the last bound is infinity."""
         counts, found, reached = list(self._counts), [], 0
         position = 0
         for bound in self.bounds:
@@ -52,18 +67,17 @@ class Histogram:
             reached += sum(counts[position:end])
             position = end
             found.append((bound, reached))
-        found.append((float("inf"), reached + sum(counts[position:])))
+        found.append((math.inf, reached + sum(counts[position:])))
         return found
 
     def counts(self) -> list[int]:
-        """Return how many values each bin holds now, to be subtracted from later ones."""
+        """Return a copy of the bins; the difference of two copies is an interval."""
         return list(self._counts)
 
     def quantile(self, share: float, counts: Sequence[int] | None = None) -> float | None:
-        """Return the value below which `share` of all lie, to 1 %; None while empty.
+        """Return the quantile, accurate to 1 %; None while empty.
 
-        `counts` are all, or the difference of two :meth:`counts`. Beyond the last bound nothing
-        is resolved and the bound itself is returned.
+        `counts` may be the difference of two :meth:`counts`. Values above the last bound count as that bound.
         """
         counts = self.counts() if counts is None else counts
         wanted, reached = share * sum(counts), 0
@@ -84,7 +98,7 @@ class Histogram:
 
 
 class Recent:
-    """The latest `size` values, for figures that should follow what happens now."""
+    """The latest `size` values."""
 
     __slots__ = ("_next", "_values", "size")
 
@@ -94,7 +108,7 @@ class Recent:
         self._next = 0
 
     def record(self, value: float, n: int = 1) -> None:
-        """Remember `value` `n` times, in place of the oldest."""
+        """Record `value` `n` times, replacing the oldest values."""
         values, size = self._values, self.size
         for _ in range(n):
             if len(values) < size:

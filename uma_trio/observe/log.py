@@ -1,8 +1,7 @@
-"""Logs: short lines for people, JSON for machines, and never in anybody's way.
+"""Logs: short lines on a terminal, JSON otherwise.
 
-A line is one bounded, non-blocking write to standard error. Where the reader is behind, lines
-are dropped and counted, and the next one that fits says how many; where it is gone, so are the
-lines. Keys that could carry what a user wrote are withheld whatever the level.
+A line is one bounded, non-blocking write to standard error. Lines that its reader is too slow for are dropped, and
+the next one says how many. The values of keys that could contain a user's text are withheld at every level.
 """
 
 from __future__ import annotations
@@ -10,13 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import select
+import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Protocol, cast
 
 import structlog
+import trio
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+EVERY_S = 60.0
+MOST_PLACES = 64
 PIPE_BUF = 4096  # what a pipe takes at once or not at all (Linux; POSIX promises 512)
 _WITHHELD = frozenset({"prompt", "messages", "content", "text", "system", "stop"})
 _LEVELS = {
@@ -25,6 +29,16 @@ _LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+
+
+class Log(Protocol):
+    """Messages for the operator."""
+
+    def warning(self, event: str, *args: Any, **values: Any) -> Any:
+        """Log a fault outside the daemon."""
+
+    def exception(self, event: str, *args: Any, **values: Any) -> Any:
+        """Log the exception that is being handled."""
 
 
 def configure(level: str = "info", *, json: bool | None = None, fd: int = 2) -> None:
@@ -115,3 +129,46 @@ class LineWriter:
         except (OSError, ValueError):
             return False
         return bool(events & select.POLLOUT) and not events & (select.POLLERR | select.POLLNVAL)
+
+
+class FaultLog:
+    """Limits tracebacks to one per minute and place, so that a client cannot fill the disk by repeating a fault.
+
+    The next traceback of a place has the number of omitted ones in `more`. Beyond `MOST_PLACES` places within a
+    minute, none is written.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._places: dict[tuple[object, ...], float] = {}  # and when it may be logged again
+        self._left_out: dict[tuple[object, ...], int] = {}
+
+    def warning(self, event: str, *args: Any, **values: Any) -> None:
+        """Log a warning; the caller limits how often."""
+        self._log.warning(event, *args, **values)
+
+    def exception(self, event: str, *args: Any, **values: Any) -> None:
+        """Log the exception that is being handled, or count it."""
+        now, place = trio.current_time(), _place_of(sys.exc_info()[1])
+        if now < self._places.get(place, now):
+            self._left_out[place] = self._left_out.get(place, 0) + 1
+            return
+        if len(self._places) >= MOST_PLACES:
+            self._places = {key: until for key, until in self._places.items() if now < until}
+            self._left_out = {k: n for k, n in self._left_out.items() if k in self._places}
+            if len(self._places) >= MOST_PLACES:
+                return
+        self._places[place] = now + EVERY_S
+        if more := self._left_out.pop(place, 0):
+            values["more"] = more
+        self._log.exception(event, *args, **values)
+
+
+def _place_of(error: BaseException | None) -> tuple[object, ...]:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    trace: TracebackType | None = None if error is None else error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    at = (None, 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    return (type(error), *at)

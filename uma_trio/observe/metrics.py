@@ -1,41 +1,52 @@
-"""What the daemon counts: recorded in a microsecond, rendered only when somebody asks.
+"""The metrics of one model, and those of the daemon: cheap to record, rendered when they are read.
 
-Recording touches plain numbers and lists; the engine's thread and trio's each write fields of
-their own, so there is no lock, and nothing here can raise or wait. Reading may see a tick half
-recorded, which no figure here is spoiled by.
+Each value is written by one thread, so there are no locks; recording neither raises nor waits. A reader may see a
+tick half recorded.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from attrs import field, frozen
 
-from uma_trio.observe.encoding import EncodingFigures
+from uma_trio.observe.catalogue import METRICS
+from uma_trio.observe.contract import PromiseFigures, PromiseTotals, ratio
+from uma_trio.observe.figures import EncodingFigures, Outlook, PrefixFigures
 from uma_trio.observe.histogram import Histogram, Recent, bounds_ms
 from uma_trio.observe.memory import resident_bytes
-from uma_trio.observe.outlook import Outlook
-from uma_trio.observe.playout import PlayoutFigures
-from uma_trio.observe.prefix import PrefixFigures
-from uma_trio.observe.promise import PromiseFigures, PromiseTotals
-from uma_trio.observe.shapes import ShapeFigures
-from uma_trio.words import LANES
 
-_EWMA_SHARE = 0.2
-_RECENT_TOKENS = 4096
-# Steps of half a millisecond around what is noticed, so that a benchmark tells 4 ms from 6.
-_LAG_MS = (0.1, 0.2, *(n / 2 for n in range(1, 21)), *bounds_ms(20, 100_000))
-_OUTCOMES = ("stop", "length", "cancelled", "error")
+_EWMA_SHARE: Final = 0.2
+_RECENT_TOKENS: Final = 4096
+_RECENT_GAPS: Final = 1024
+# Steps of half a millisecond where delays begin to matter, so that a benchmark can tell 4 ms from 6.
+_LAG_MS: Final = (0.1, 0.2, *(n / 2 for n in range(1, 21)), *bounds_ms(20, 100_000))
+_BOUNDS_MS: Final[Mapping[str, tuple[float, ...]]] = {
+    "loop_lag_ms": _LAG_MS,
+    "decode_ms": bounds_ms(0.1, 10_000),
+    "ttft_ms": bounds_ms(1, 1_000_000),
+    "ttf5_ms": bounds_ms(1, 1_000_000),
+    "queue_ms": bounds_ms(0.1, 1_000_000),
+}
+#: Labels that are shown before the first event.
+_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "requests_total": ("stop", "length", "cancelled", "error"),
+    "slo_violations_total": ("ttft", "tbt"),
+    "late_tokens_total": ("planned", "mispredicted", "left_out"),
+    "irregular_ticks_total": ("aborted", "policy"),
+}
+
+_SHAPE_EVENTS: Final = ("plain", "apart", "refused", "ended", "refused again", "moved", "stopped")
 
 
 @frozen
 class Totals:
-    """What has added up since the start; two of them make an interval. Times in seconds.
+    """Sums since the start; the difference of two is an interval. Times in seconds.
 
-    `shown` counts the times between tokens that interactive readers were shown, by step of their
-    histogram. `lanes` is empty while nobody said which lane tokens were of.
+    `bins` are the counts of each histogram. `lanes` is empty while no tokens were recorded by lane.
     """
 
     at: float
@@ -47,7 +58,7 @@ class Totals:
     in_place: int
     busy_s: float
     lanes: Mapping[str, int]
-    shown: list[int]
+    bins: Mapping[str, list[int]]
     promise: PromiseTotals = field(factory=PromiseTotals)
 
 
@@ -55,52 +66,43 @@ _NO_DRAFTS: Mapping[str, tuple[int, int]] = {}
 
 
 class Metrics:
-    """Everything in the catalogue. `clock` is in seconds and never goes back."""
+    """All metrics of the catalogue. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._started = clock()
-        self._info: dict[str, str] = {"model": "", "backend": "", "policy": "", "version": ""}
-        self._slots = self._cells = 0
+        self._model, self._info = "", dict[str, str]()
         self._latency_cap: float | None = None
+        self.histograms: Mapping[str, Histogram] = {
+            metric.name: Histogram(_BOUNDS_MS.get(metric.name, bounds_ms(0.1, 100_000)))
+            for metric in METRICS
+            if metric.kind == "histogram"
+        }
+        # By label.
+        self._counts: dict[str, dict[str, int]] = {
+            metric.name: dict.fromkeys(_LABELS.get(metric.name, ()), 0)
+            for metric in METRICS
+            if metric.kind == "counter" and metric.label
+        }
+        self.promise = PromiseFigures()
+        self.prefix = PrefixFigures()  # replaced by the engine's thread
+        #: Schemas, grammars and expressions by event. Written by helper threads, under their lock.
+        self.shape_events = dict.fromkeys(_SHAPE_EVENTS, 0)
+        self.encoding = EncodingFigures()  # written by the engine's thread
         # Written by the engine's thread.
         self._batches = self._decoded = self._prefilled = self._rows = self._in_place = 0
-        self._sequences = self._drafted = self._longest = 0
-        self._drafts: dict[str, int] = {}
-        self._drafts_right: dict[str, int] = {}
+        self._sequences = self._drafted = self._longest = self._preempted = self._late_masks = 0
         self._last_decode = self._last_prefill = 0
         self._lane_tokens: dict[str, int] = {}
-        self._budget_target: int | None = None
-        self._decode_s = self._host_s = 0.0
-        self._decode_last = self._decode_ewma = self._host_last = self._sampling_last = 0.0
-        self._first_chunk: float | None = None
-        self._preempted = self._aborted = self._policy_failures = 0
-        self._load = (0, 0, 0, 0, 0)
-        self._active: Mapping[str, int] = {}
-        self._queued: Mapping[str, int] = {}
-        self._decode_ms = Histogram(bounds_ms(0.1, 10_000))
-        self._batch_size = Histogram(tuple(float(1 << n) for n in range(15)))
-        self._ttft_ms = Histogram(bounds_ms(1, 1_000_000))
-        self._mask_ms = Histogram(bounds_ms(0.01, 1_000))
-        self._late_masks = 0
-        self._prompt_s = 0.0
-        self._itl_ms = Histogram(bounds_ms(0.1, 100_000))
-        self.interactive_itl_ms = Histogram(bounds_ms(0.1, 100_000))
-        self._queue_ms = Histogram(bounds_ms(0.1, 1_000_000))
+        self._decode_s = self._host_s = self._prompt_s = 0.0
+        self._decode_last = self._decode_ewma = self._sampling_last = 0.0
+        self._load = (0, 0, 0, 0)
+        self._slots = self._cells = 0
         self._recent_itl = Recent(_RECENT_TOKENS)
-        self.promise = PromiseFigures()
-        self.playout = PlayoutFigures()
-        self.prefix = PrefixFigures()  # replaced by the engine's thread
-        self.shapes = ShapeFigures()  # written by helper threads
-        self.encoding = EncodingFigures()  # written by the engine's thread
-        self.draft_failures = 0  # set by the engine's thread
-        self._outcomes = dict.fromkeys(_OUTCOMES, 0)
         # Written by trio's thread.
-        self._open = self._accepted = self._accept_failures = 0
-        self._errors: dict[str, int] = {}
+        self._open = 0
         self._ended_early: dict[str, int] = {}
-        self._loop_lag_ms = Histogram(_LAG_MS)
-        self._loop_lag_max_s = 0.0
+        self._first_chunk: float | None = None
+        self._shown_ratios = Recent(_RECENT_GAPS)
         self.scorecard: Mapping[str, object] | None = None
 
     def describe(
@@ -114,14 +116,22 @@ class Metrics:
         n_slots: int,
         latency_cap: float | None = None,
     ) -> None:
-        """Say once what is running; `uptime_s` counts from here.
-
-        `latency_cap` is what the policy promises, None if it promises nothing.
-        """
-        self._info = {"model": model, "backend": backend, "policy": policy, "version": version}
+        """Set once what runs. `latency_cap` is None under a policy without a limit."""
+        self._model = model
+        self._info = {"backend": backend, "policy": policy, "version": version}
         self._cells, self._slots = n_ctx, n_slots
         self._latency_cap = latency_cap
-        self._started = self._clock()
+
+    # --- on the engine's thread ---
+
+    def count(self, name: str, label: str, n: int = 1) -> None:
+        """Add to the counter `name` of the catalogue."""
+        counts = self._counts[name]
+        counts[label] = counts.get(label, 0) + n
+
+    def observe(self, name: str, seconds: float, n: int = 1) -> None:
+        """Record a time in the histogram `name` of the catalogue, `n` times."""
+        self.histograms[name].record(seconds * 1e3, n)
 
     def tick(
         self,
@@ -134,315 +144,223 @@ class Metrics:
         rows: int,
         rows_in_place: int,
         lane_tokens: Mapping[str, int] | None = None,
-        budget_target: int | None = None,
         drafts: Mapping[str, tuple[int, int]] = _NO_DRAFTS,
-        masks_s: Sequence[float] = (),
         late_masks: int = 0,
         sequences: int = 0,
         drafted: int = 0,
         longest: int = 0,
     ) -> None:
-        """Record one computed batch: `rows` of logits were sampled, `rows_in_place` uncopied.
+        """Record one computed batch.
 
-        `drafts` has by source how many guesses it held, and how many of them were what the model
-        says; those count as decoded tokens. `masks_s` is for each token that an answer's grammar
-        refused how long it took to find another; `late_masks` more of them sit out.
-
-        `sequences` had tokens in it, `drafted` of them guesses, and the longest then had `longest`
-        tokens in the KV cache.
-        `lane_tokens` are its tokens by lane, `budget_target` how many the policy wanted, where
-        it budgets tokens.
+        `rows` of logits were sampled, `rows_in_place` of them without a copy. `drafts` has by source the number of
+        guessed tokens, and of right ones, which are among `decode_tokens`. `drafted` of the `sequences` had guesses;
+        the longest sequence then had `longest` tokens in the KV cache.
         """
-        self._time(decode_s * 1e3, host_s * 1e3, sampling_s * 1e3)
+        decode_ms = decode_s * 1e3
+        self._decode_last, self._sampling_last = decode_ms, sampling_s * 1e3
+        change = decode_ms - self._decode_ewma
+        self._decode_ewma += _EWMA_SHARE * change if self._batches else change
+        self.histograms["decode_ms"].record(decode_ms)
         self._batches += 1
         self._decoded += decode_tokens
         self._prefilled += prefill_tokens
         self._rows += rows
+        self._in_place += rows_in_place
         self._sequences += sequences
         self._drafted += drafted
         self._longest = max(self._longest, longest)
-        self._count_drafts(drafts)
-        self._in_place += rows_in_place
+        for source, (n, right) in drafts.items():
+            self.count("draft_tokens_total", source, n)
+            self.count("draft_accepted_tokens_total", source, right)
         self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
         for lane, n in (lane_tokens or {}).items():
             self._lane_tokens[lane] = self._lane_tokens.get(lane, 0) + n
-        self._budget_target = budget_target
         self._decode_s += decode_s
         self._host_s += host_s
-        self._batch_size.record(decode_tokens + prefill_tokens)
-        for seconds in masks_s:
-            self._mask_ms.record(seconds * 1e3)
         self._late_masks += late_masks
 
-    def _time(self, decode_ms: float, host_ms: float, sampling_ms: float) -> None:
-        """Note the parts of a tick's time; `_batches` counts those before it."""
-        self._decode_last, self._host_last = decode_ms, host_ms
-        self._sampling_last = sampling_ms
-        change = decode_ms - self._decode_ewma
-        self._decode_ewma += _EWMA_SHARE * change if self._batches else change
-        self._decode_ms.record(decode_ms)
-
-    def _count_drafts(self, drafts: Mapping[str, tuple[int, int]]) -> None:
-        for source, (n, right) in drafts.items():
-            self._drafts[source] = self._drafts.get(source, 0) + n
-            self._drafts_right[source] = self._drafts_right.get(source, 0) + right
-
     def first_token(self, ttft_s: float, queue_s: float = 0.0) -> None:
-        """Record a request's first token, `ttft_s` after it arrived, of which it waited `queue_s`."""
-        self._ttft_ms.record(ttft_s * 1e3)
+        """Record a first token, `ttft_s` after the request's arrival, of which `queue_s` without a slot."""
+        self.observe("ttft_ms", ttft_s)
         if math.isfinite(ttft_s):
             self._prompt_s += max(0.0, ttft_s - queue_s)
 
-    def first_chunk(self, seconds: float) -> None:
-        """Record how long a first token took from its logits to its connection."""
-        self._first_chunk = seconds * 1e3
+    def inter_token(self, seconds: float, tokens: int = 1) -> None:
+        """Record an inter-token latency: of several streams, or of several `tokens` of one computation."""
+        self.observe("inter_token_ms", seconds, tokens)
+        self._recent_itl.record(seconds * 1e3, tokens)
 
-    def inter_token(self, seconds: float, lane: str = "", tokens: int = 1) -> None:
-        """Record the time between two tokens of a stream, of a lane if it is known.
-
-        So many `tokens` took as long: of several streams, or of one computation.
-        """
-        milliseconds = seconds * 1e3
-        self._itl_ms.record(milliseconds, tokens)
-        if lane == "interactive":
-            self.interactive_itl_ms.record(milliseconds, tokens)
-        self._recent_itl.record(milliseconds, tokens)
-
-    def shown(self, seconds: float, lane: str) -> None:
-        """Record the time between two writes of a stream's tokens to its connection."""
-        self.playout.shown(seconds, lane, self.promise.solo_s)
-
-    def held(self, change: int) -> None:
-        """Record that so many tokens more, or fewer, are held back."""
-        self.playout.held(change)
+    def compare(self, target: str, seconds: float, target_s: float | None) -> None:
+        """Count a first token ("ttft") or a later one ("tbt") that took longer than its `slo`."""
+        if target_s is not None and seconds > target_s:
+            self.count("slo_violations_total", target)
 
     def finished(self, outcome: str, queue_s: float) -> None:
-        """Record the end of an accepted request."""
-        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
-        self._queue_ms.record(queue_s * 1e3)
-
-    def ended_early(self, outcome: str) -> None:
-        """Record the end of a request that was never in the engine. Called on trio's thread only."""
-        self._ended_early[outcome] = self._ended_early.get(outcome, 0) + 1
+        """Record the end of a request that the engine had."""
+        self.count("requests_total", outcome)
+        self.observe("queue_ms", queue_s)
 
     def preempted(self) -> None:
-        """Record that a request lost its KV cells and will be computed again."""
+        """Record that a request lost its slot."""
         self._preempted += 1
 
-    def aborted(self) -> None:
-        """Record a tick that was given up for an interactive newcomer: nothing was computed."""
-        self._aborted += 1
+    def load(self, *, running: int, waiting: int, parked: int, cells_used: int) -> None:
+        """Record the present requests and KV cells."""
+        self._load = (running, waiting, parked, cells_used)
 
-    def policy_failed(self) -> None:
-        """Record a tick that the baseline planned, since the policy failed."""
-        self._policy_failures += 1
-
-    def load(
-        self,
-        *,
-        running: int,
-        waiting: int,
-        parked: int,
-        cells_used: int,
-        cells_reserved: int,
-        active: Mapping[str, int] | None = None,
-        queued: Mapping[str, int] | None = None,
-    ) -> None:
-        """Record who is there and how full the KV cache is, now.
-
-        `active` and `queued` are `running` and `waiting` by lane; a lane left out has nobody.
-        """
-        self._load = (running, waiting, parked, cells_used, cells_reserved)
-        if active is not None:
-            self._active = dict.fromkeys(LANES, 0) | dict(active)
-        if queued is not None:
-            self._queued = dict.fromkeys(LANES, 0) | dict(queued)
+    # --- on trio's thread ---
 
     def session_opened(self) -> None:
-        """Record a client connection that was accepted."""
+        """Record an accepted connection."""
         self._open += 1
-        self._accepted += 1
 
     def session_closed(self) -> None:
-        """Record that a client connection has ended."""
+        """Record the end of a connection."""
         self._open -= 1
 
     def error_sent(self, code: str) -> None:
-        """Record an error event, or an end with an error, by its code."""
-        self._errors[code] = self._errors.get(code, 0) + 1
+        """Record an error that was sent to a client."""
+        self.count("errors_total", code)
 
     def accept_failed(self) -> None:
-        """Record a connection that could not be accepted, for want of descriptors say."""
-        self._accept_failures += 1
+        """Record a connection that could not be accepted, for lack of descriptors or memory."""
+        self.count("errors_total", "accept")
+
+    def ended_early(self, outcome: str) -> None:
+        """Record the end of a request that the engine never had."""
+        self._ended_early[outcome] = self._ended_early.get(outcome, 0) + 1
+
+    def first_chunk(self, seconds: float) -> None:
+        """Record the time from the logits of a first token until it was written."""
+        self._first_chunk = seconds * 1e3
+
+    def shown(self, seconds: float, lane: str) -> None:
+        """Record the time between two writes of tokens to a connection."""
+        if lane != "interactive":
+            return
+        self.observe("interactive_shown_ms", seconds)
+        if (solo_s := self.promise.last.solo_s) > 0:
+            self._shown_ratios.record(seconds / solo_s)
 
     def loop_lagged(self, seconds: float) -> None:
-        """Record how much later than asked for trio's thread ran."""
-        self._loop_lag_ms.record(seconds * 1e3)
-        self._loop_lag_max_s = max(self._loop_lag_max_s, seconds)
+        """Record how much later than scheduled trio's thread ran."""
+        self.observe("loop_lag_ms", seconds)
 
-    def snapshot(self) -> dict[str, object]:
-        """Return every metric by its name, ready for JSON; what is not known yet is None."""
-        values = self.values()
+    # --- on any thread ---
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return every metric by name, ready for JSON, with the scorecard; unknown values are None."""
         return {
-            name: _summary(value) if isinstance(value, Histogram) else value
-            for name, value in values.items()
-        }
+            name: value.summary() if isinstance(value, Histogram) else value
+            for name, value in self.values().items()
+        } | {"scorecard": self.scorecard}
 
     def outlook(self) -> Outlook:
-        """Return the few figures that say how much more work this machine can take."""
+        """Return the figures that headroom is computed from."""
         busy_s, rate = self._decode_s + self._host_s, self.promise.prompt_tokens_per_s
         if rate is None and busy_s > 0 and self._prefilled:
-            rate = self._prefilled / busy_s  # no cost model: ticks without a prompt count, too
+            rate = self._prefilled / busy_s  # no cost model: ticks without prompts count, too
         return Outlook(
-            shown_ratio_p95=self.playout.shown_ratio_p95,
+            shown_ratio_p95=self._shown_ratio_p95,
             latency_cap=self._latency_cap,
             moved_ratio=self.promise.moved_ratio,
             prompt_tokens_per_s=rate,
         )
 
     def totals(self) -> Totals:
-        """Return what has added up until now."""
+        """Return the sums until now."""
         return Totals(
             at=self._clock(),
             tokens=self._decoded + self._prefilled,
             sampled=self._sampled,
             rows=self._rows,
-            drafts=sum(self._drafts.values()),
-            drafts_right=sum(self._drafts_right.values()),
+            drafts=sum(self._counts["draft_tokens_total"].values()),
+            drafts_right=sum(self._counts["draft_accepted_tokens_total"].values()),
             in_place=self._in_place,
             busy_s=self._decode_s + self._host_s,
             lanes=dict(self._lane_tokens),
-            shown=self.playout.shown_ms["interactive"].counts(),
+            bins={name: histogram.counts() for name, histogram in self.histograms.items()},
             promise=self.promise.totals(),
         )
 
-    def values(self) -> dict[str, object]:
-        """Return every metric of the catalogue by its name; histograms as they are."""
+    def llama_values(self) -> dict[str, float]:
+        """Return what llama-server counts, too, and no metric of the catalogue has."""
         return {
-            **self._info,
-            "uptime_s": self._clock() - self._started,
-            "rss_gb": resident_bytes() / 1e9,
-            **self._people(),
-            **self._batches_so_far(),
-            **self._times(),
-            **self._cells_now(),
-            "latency_cap": self._latency_cap,
-            **self.prefix.values(),
-            **self.promise.values(),
-            **self.playout.values(),
-            **self.shapes.values(),
-            **self.encoding.values(),
-            "scorecard": self.scorecard,
+            "prompt_seconds_total": self._prompt_s,
+            "batch_sequences_total": self._sequences,
+            "longest_context": self._longest,
+            "drafts_total": self._drafted,
         }
 
-    @property
-    def _sampled(self) -> int:
-        """How many tokens were sampled: a row behind a wrong guess gives none."""
-        wrong = sum(self._drafts.values()) - sum(self._drafts_right.values())
-        return self._rows - wrong
-
-    def _people(self) -> dict[str, object]:
-        running, waiting, parked, _, _ = self._load
-        return {
+    def values(self) -> dict[str, object]:
+        """Return every metric of the catalogue by name."""
+        running, waiting, parked, used = self._load
+        p50, p95, p99 = self._recent_itl.quantiles((0.50, 0.95, 0.99))
+        batches, computed = self._batches, self._decoded + self._prefilled
+        found: dict[str, object] = {
+            **self.histograms,
+            **{name: dict(counts) for name, counts in self._counts.items()},
+            **self.prefix.values(),
+            **self.promise.values(),
+            "model": self._model,
+            "info": dict(self._info),
+            "rss_gb": resident_bytes() / 1e9,
             "sessions": self._open,
-            "sessions_total": self._accepted,
+            "slots_total": self._slots,
             "active_sessions": running,
             "queued_sessions": waiting,
             "parked_sessions": parked,
-            **{f"active_{lane}": self._active.get(lane) for lane in LANES},
-            **{f"queued_{lane}": self._queued.get(lane) for lane in LANES},
-            "requests_total": self._requests(),
-            "errors_total": dict(self._errors),
-            "accept_failures_total": self._accept_failures,
+            "requests_total": _sums(self._counts["requests_total"], self._ended_early),
             "preemptions_total": self._preempted,
-            "aborted_ticks_total": self._aborted,
-            "policy_failures_total": self._policy_failures,
-        }
-
-    def _requests(self) -> dict[str, int]:
-        """Return the ended requests by outcome, those that the engine had and the others."""
-        early, ended = dict(self._ended_early), dict(self._outcomes)  # others write them meanwhile
-        return {
-            outcome: ended.get(outcome, 0) + early.get(outcome, 0)
-            for outcome in (*ended, *(one for one in early if one not in ended))
-        }
-
-    def _batches_so_far(self) -> dict[str, object]:
-        computed, last = self._decoded + self._prefilled, self._last_decode + self._last_prefill
-        target = self._budget_target
-        return {
+            "kv_cells_used": used,
+            "kv_cells_total": self._cells,
+            "busy_seconds_total": {"decode": self._decode_s, "host": self._host_s},
             "tokens_total": computed,
-            "tokens_by_lane_total": dict(self._lane_tokens),
             "prompt_tokens_total": self._prefilled,
             "tokens_generated_total": self._sampled,
-            "drafts_total": self._drafted,
-            "draft_rows_total": sum(self._drafts.values()),
-            "draft_accepted_total": sum(self._drafts_right.values()),
-            "draft_rows_by_source_total": dict(self._drafts),
-            "draft_accepted_by_source_total": dict(self._drafts_right),
-            "draft_failures_total": self.draft_failures,
-            "batch_calls_total": self._batches,
-            "batch_sequences_total": self._sequences,
-            "longest_context": self._longest,
-            "last_batch_size": last,
-            "avg_batch": computed / self._batches if self._batches else None,
-            "served_decoders": self._last_decode,
+            "encoded_tokens_total": self.encoding.tokens,
+            "batch_calls_total": batches,
+            "avg_batch": ratio(computed, batches),
+            "last_batch_size": self._last_decode + self._last_prefill,
             "tokens_per_tick_decode": self._last_decode,
             "tokens_per_tick_prefill": self._last_prefill,
-            "budget_target": target,
-            "budget_used": None if target is None else last,
-            "copy_free_ratio": self._in_place / self._rows if self._rows else None,
-            "batch_size": self._batch_size,
-        }
-
-    def _times(self) -> dict[str, object]:
-        p50, p95, p99 = self._recent_itl.quantiles((0.50, 0.95, 0.99))
-        return {
+            "served_decoders": self._last_decode,
             "decode_ms_last": self._decode_last,
             "decode_ms_ewma": self._decode_ewma,
-            "decode_ms_avg": self._decode_s * 1e3 / self._batches if self._batches else None,
+            "decode_ms_avg": ratio(self._decode_s * 1e3, batches),
             "sampling_ms_last": self._sampling_last,
-            "host_ms_last": self._host_last,
-            "decode_seconds_total": self._decode_s,
-            "prompt_seconds_total": self._prompt_s,
-            "host_seconds_total": self._host_s,
             "time_logits_to_first_chunk": self._first_chunk,
             "p50_ms": p50,
             "p95_ms": p95,
             "p99_ms": p99,
-            "ttft_ms": self._ttft_ms,
-            "mask_ms": self._mask_ms,
-            "late_masks_total": self._late_masks,
-            "inter_token_ms": self._itl_ms,
-            "interactive_gap_ms": self.interactive_itl_ms,
-            "decode_ms": self._decode_ms,
-            "queue_ms": self._queue_ms,
-            "loop_lag_ms": self._loop_lag_ms,
-            "loop_lag_max_ms": self._loop_lag_max_s * 1e3,
+            "latency_cap": self._latency_cap,
+            "shown_ratio_p95": self._shown_ratio_p95,
+            "copy_free_ratio": ratio(self._in_place, self._rows),
+            "structured_output_total": {**self.shape_events, "late mask": self._late_masks},
+            "overlap_active": None,
+            "gpu_idle_pct": None,
+            "residency_churn_mb_per_token": None,
         }
+        return {metric.name: found[metric.name] for metric in METRICS}
 
-    def _cells_now(self) -> dict[str, object]:
-        _, _, _, used, reserved = self._load
-        return {
-            "kv_cells_used": used,
-            "kv_cells_reserved": reserved,
-            "kv_cells_total": self._cells,
-            "slots_total": self._slots,
-        }
+    @property
+    def _sampled(self) -> int:
+        """Tokens sampled: a row behind a wrong guess gives none."""
+        counts = self._counts
+        drafts, right = (
+            sum(counts[f"draft_{name}_total"].values()) for name in ("tokens", "accepted_tokens")
+        )
+        return self._rows - (drafts - right)
+
+    @property
+    def _shown_ratio_p95(self) -> float | None:
+        return self._shown_ratios.quantiles((0.95,))[0]
 
 
-def _summary(histogram: Histogram) -> dict[str, object]:
-    count = histogram.count
+def _sums(*counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the sums by label. The dictionaries may be written meanwhile."""
+    copies = [dict(one) for one in counts]
     return {
-        "count": count,
-        "sum": histogram.total,
-        "mean": histogram.total / count if count else None,
-        "p50": histogram.quantile(0.50),
-        "p95": histogram.quantile(0.95),
-        "p99": histogram.quantile(0.99),
-        "buckets": {_bound(bound): n for bound, n in histogram.cumulative()},
+        label: sum(one.get(label, 0) for one in copies)
+        for label in dict.fromkeys(label for one in copies for label in one)
     }
-
-
-def _bound(value: float) -> str:
-    return "+Inf" if value == float("inf") else f"{value:g}"

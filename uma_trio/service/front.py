@@ -11,8 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
+from uma_trio.observe.log import Log
+from uma_trio.observe.metrics import Metrics
 from uma_trio.service.places import Occupant, makes_room
-from uma_trio.service.telemetry import Log, Telemetry
 from uma_trio.sockets.accepting import Arrivals
 from uma_trio.sockets.peers import is_gone, will_send_no_more
 from uma_trio.sockets.principal import Principal
@@ -87,7 +88,7 @@ S = TypeVar("S", bound=FrontConnection)
 class Front(ABC, Generic[S]):
     """The clients of one front end. `option` is the flag that limits their number."""
 
-    def __init__(self, telemetry: Telemetry, log: Log, option: str) -> None:
+    def __init__(self, telemetry: Metrics, log: Log, option: str) -> None:
         self._telemetry = telemetry
         self._log = log
         self._option = option

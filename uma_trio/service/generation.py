@@ -25,6 +25,7 @@ from uma_trio.engine.messages import (
     Submit,
     TokenOut,
 )
+from uma_trio.observe.metrics import Metrics
 from uma_trio.service.ask import Ask, Origin, awaits_of, namespace
 from uma_trio.service.checks import max_tokens_for
 from uma_trio.service.directory import Awaited, Directory
@@ -34,7 +35,6 @@ from uma_trio.service.request_log import LogRequest, line_of
 from uma_trio.service.served import ServedModel
 from uma_trio.service.shares import Shares
 from uma_trio.service.stream import Pipe, Reader
-from uma_trio.service.telemetry import Telemetry
 from uma_trio.text.frontend import Prepared
 from uma_trio.words import Lane
 
@@ -42,7 +42,7 @@ from uma_trio.words import Lane
 class AnswerHost(Protocol):
     """The part of the service that one answer needs."""
 
-    telemetry: Telemetry
+    telemetry: Metrics
     clock: Callable[[], float]
     directory: Directory
     shares: Shares

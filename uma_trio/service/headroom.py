@@ -8,7 +8,7 @@ from typing import Final
 from attrs import frozen
 
 from uma_trio.engine.messages import SequenceReport, Snapshot
-from uma_trio.observe.outlook import Outlook
+from uma_trio.observe.figures import Outlook
 
 #: A backlog of so many seconds halves the headroom. Simulated with 6 and 96 nodes: docs/CLUSTER.md.
 HALVING_S: Final = 8.0

@@ -17,13 +17,6 @@ GRAIN_S: Final = 0.0001
 """What is due so close together is shown together. Nobody sees the difference, and a wake of trio's
 loop takes about as long."""
 
-Held = Callable[[int], None]
-"""Is told by how many the tokens that are held have become more, or fewer."""
-
-
-def nobody(_change: int) -> None:
-    """Count nothing."""
-
 
 class PacedStream(Protocol):
     """A stream that holds tokens."""
@@ -42,11 +35,10 @@ class Playout:
     only.
     """
 
-    def __init__(
-        self, clock: Callable[[], float], count: Held = nobody, timer: Timer | None = None
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], timer: Timer | None = None) -> None:
         self.clock = clock
-        self.count = count
+        #: Tokens that all streams hold.
+        self.held = 0
         self._timer = timer or TrioTimer(clock)
         self._due: dict[PacedStream, float] = {}
         self._next = math.inf  # what the timer is set to

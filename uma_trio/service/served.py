@@ -15,6 +15,7 @@ from uma_trio.backend.base import IntArray, ModelFacts
 from uma_trio.engine.inbox import EngineStopped, Inbox
 from uma_trio.engine.messages import Explain, Prefix, Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded, TickRecord
+from uma_trio.observe.metrics import Metrics
 from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
 from uma_trio.service.asking import Answered
 from uma_trio.service.checks import (
@@ -31,7 +32,6 @@ from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import RunBlocking, UserProgram, program_of
 from uma_trio.service.pulse import Pulse
 from uma_trio.service.snapshots import Snapshots
-from uma_trio.service.telemetry import Telemetry
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.derivation import Derivation as Derivation
 from uma_trio.text.frontend import FrontEnd, Preparation, Prepared
@@ -128,7 +128,7 @@ class ServedModel:
         bounds: Bounds,
         front_end: FrontEnd,
         inbox: Inbox,
-        telemetry: Telemetry,
+        telemetry: Metrics,
         run_blocking: RunBlocking,
         run_compiling: RunFor | None = None,
         defaults: Mapping[str, float] | None = None,

@@ -20,7 +20,8 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import Adapter
 from uma_trio.engine.messages import Snapshot
 from uma_trio.engine.records import PrefixReport, Recorded, RequestRecord
-from uma_trio.observe.outlook import Outlook
+from uma_trio.observe.figures import Outlook
+from uma_trio.observe.metrics import Metrics
 from uma_trio.service import loading
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
@@ -35,7 +36,6 @@ from uma_trio.service.request_log import LogRequest, no_log
 from uma_trio.service.served import ServedModel
 from uma_trio.service.shares import Shares
 from uma_trio.service.shelf import Shelf, ShelfEntry
-from uma_trio.service.telemetry import Telemetry
 from uma_trio.service.thread_share import ThreadShare
 from uma_trio.service.timer import Timer
 from uma_trio.service.variants import by_list
@@ -64,7 +64,7 @@ class Service:
     def __init__(
         self,
         *,
-        telemetry: Telemetry,
+        telemetry: Metrics,
         clock: Callable[[], float],
         run_blocking: RunBlocking,
         timer: Timer | None = None,
@@ -88,7 +88,7 @@ class Service:
         #: Seconds of the machine that users owe for trials and loads that they caused; their next request is charged.
         self.debts: dict[str, float] = {}
         #: Somebody has to be in its `run`, or tokens that are held stay so.
-        self.playout = Playout(clock, telemetry.held, timer)
+        self.playout = Playout(clock, timer)
         self.draining = False
         self.log_request = log_request
         self._models: list[ServedModel] = []

@@ -157,7 +157,7 @@ class Pipe:
             self._items.append(token)
             n += 1
         if n:
-            self._playout.count(-n)
+            self._playout.held -= n
             self.reader.due = True
         return held[0][0] if held else math.inf
 
@@ -185,7 +185,7 @@ class Pipe:
         if sooner:
             self._spread(due)
         self._held.append((due, token))
-        self._playout.count(1)
+        self._playout.held += 1
         if sooner or len(self._held) == 1:
             self._playout.expect(self, self._held[0][0])
         return True
@@ -200,6 +200,6 @@ class Pipe:
         """Show every token that is held."""
         held = self._held
         self._items += [token for _, token in held]
-        self._playout.count(-len(held))
+        self._playout.held -= len(held)
         held.clear()
         self._playout.forget(self)

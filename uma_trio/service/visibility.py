@@ -35,7 +35,7 @@ COUNTS: Final = frozenset(
     for metric in METRICS
     if (metric.unit in _UNITS and metric.name not in _KEPT)
     or (metric.kind == "histogram" and metric.name not in _PER_REQUEST)
-) | {"scorecard"}  # a second of its rates is a number of tokens
+) | {"scorecard", "structured_output_total"}  # rates and late masks are numbers of tokens
 """Metrics by which the length of a single request can be told."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
@@ -24,7 +24,6 @@ from uma_trio.confined import workers
 from uma_trio.confined.link import WorkerLimits
 from uma_trio.confined.post import Gone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
-from uma_trio.observe.shapes import ShapeFigures
 from uma_trio.text import shape_worker
 from uma_trio.text.constraint import NONE, Ids, UnderWay, holds
 from uma_trio.text.shape import NotChecked, Shape, Unconstrainable, waits_until
@@ -216,7 +215,7 @@ class Confinement:
         vocabulary: TokenTexts,
         limits: ShapeLimits | None = None,
         on_first: Callable[[], None] = lambda: None,
-        figures: ShapeFigures | None = None,
+        events: dict[str, int] | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self.limits = limits or ShapeLimits()
@@ -226,8 +225,8 @@ class Confinement:
         self._keeping = threading.Lock()  # nobody waits for it: the collector may run anywhere
         self._finished = deque[tuple[bytes, Worker]]()
         self._kept = deque[tuple[bytes, Worker]]()
-        self.figures = figures or ShapeFigures()
-        self.figures.processes = lambda: self._workers.running
+        #: Counts of what became of shapes.
+        self.events = Counter[str]() if events is None else events
 
     @property
     def is_warm(self) -> bool:
@@ -244,8 +243,7 @@ class Confinement:
             asked = msgspec.msgpack.encode(Check(shape.kind, shape.text))
         except UnicodeEncodeError:
             raise Unconstrainable("is not usable: it holds half a character") from None
-        began = time.monotonic()
-        patience = min(self.limits.wall_s, waits_until() - began)
+        patience = min(self.limits.wall_s, waits_until() - time.monotonic())
         if patience <= 0:
             raise NotChecked("was not looked at in time; try again")
         worker = self._started()
@@ -254,7 +252,7 @@ class Confinement:
         except NotInTime:
             raise NotChecked("takes too long to be compiled; simplify it, or try again") from None
         except Gone as gone:
-            self._count("ended", began)
+            self.note("ended")
             why = str(gone)
             if why in _OF_THE_SHAPE:
                 raise Unconstrainable(self._over(why, "compile")) from None
@@ -263,9 +261,9 @@ class Confinement:
             worker.close()
         found = msgspec.msgpack.decode(answer, type=Verdict)
         if found.problem is not None:
-            self._count("refused", began)
+            self.note("refused")
             raise Unconstrainable(found.problem)
-        self._count("plain" if fits_in_daemon(found) else "apart", began)
+        self.note("plain" if fits_in_daemon(found) else "apart")
         return found
 
     def follow(
@@ -341,11 +339,10 @@ class Confinement:
 
     def note(self, event: str) -> None:
         with self._lock:
-            self.figures.events[event] += 1
+            self.events[event] = self.events.get(event, 0) + 1
 
     def close(self) -> None:
         self._workers.close()
-        self.figures.let_go()
 
     def _started(self) -> Worker:
         try:
@@ -380,11 +377,6 @@ class Confinement:
         if why == workers.OUT_OF_TIME:
             return f"takes more than {limits.wall_s:g} s to {verb}; simplify it, or try again"
         return f"was not done: the process that was to {verb} it ended by none of its limits ({why}); try again"
-
-    def _count(self, outcome: str, began: float) -> None:
-        with self._lock:
-            self.figures.outcomes[outcome] += 1
-            self.figures.check_ms.record((time.monotonic() - began) * 1e3)
 
 
 def fits_in_daemon(verdict: Verdict) -> bool:

@@ -57,8 +57,6 @@ class Grammarian:
         confinement: Confinement | None = None,
     ) -> None:
         self._vocabulary, self._most_bytes, self._confinement = vocabulary, cache_bytes, confinement
-        if confinement is not None:
-            confinement.figures.kept_bytes = lambda: self.kept_bytes
         #: About how much memory the cache takes.
         self.kept_bytes = 0
         self._lock = threading.Lock()

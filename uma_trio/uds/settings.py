@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from uma_trio.observe.log import Log
 from uma_trio.service.ask import Door
 from uma_trio.service.service import Service
-from uma_trio.service.telemetry import Log
 from uma_trio.words import MIB
 
 

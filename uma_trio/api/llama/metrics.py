@@ -29,13 +29,13 @@ _SAME: Final = (
     (
         "spec_decode_num_draft_tokens_total",
         "counter",
-        "draft_rows_total",
+        "draft_tokens_total",
         "Guesses at tokens that were computed.",
     ),
     (
         "spec_decode_num_accepted_tokens_total",
         "counter",
-        "draft_accepted_total",
+        "draft_accepted_tokens_total",
         "Tokens that had been guessed right.",
     ),
     ("requests_processing", "gauge", "active_sessions", "Requests that own a slot."),
@@ -54,7 +54,8 @@ def llama_metrics(figures: Mapping[str, Any]) -> str:
 def _families(figures: Mapping[str, Any]) -> Iterator[tuple[str, str, float, str]]:
     for name, kind, own, text in _SAME:
         if own in figures:
-            yield name, kind, figures[own], text
+            value = figures[own]
+            yield name, kind, sum(value.values()) if isinstance(value, dict) else value, text
     if "batch_sequences_total" in figures:
         busy = _ratio(figures["batch_sequences_total"], figures["batch_calls_total"])
         yield "n_busy_slots_per_decode", "gauge", busy, "Requests in a batch, on average."

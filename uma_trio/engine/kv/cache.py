@@ -31,7 +31,7 @@ from uma_trio.engine.kv.usage import NamespaceUse, Reuse
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.engine.side import Ledger
-from uma_trio.observe.prefix import PrefixFigures
+from uma_trio.observe.figures import PrefixFigures
 from uma_trio.policy.prefix import LEAST_HIT, PAGE, Copying
 from uma_trio.policy.state import FirstToken
 from uma_trio.words import Lane

@@ -815,7 +815,7 @@ function showTable() {
 
 const ms = (value) => (value === null || value === undefined ? "–" : value < 1000 ? `${value.toFixed(1)} ms` : seconds(value));
 function showGauges() {
-	const { interactive_p95_ms: p95, step_ms: step, ttft_ms: ttft, ran_dry_total: dry, interactive_shown_ms: shown, tokens_generated_per_s: made, tokens_per_s: computed, active_sessions: active, slots_total: slots, queued_sessions: queued } = view.figures;
+	const { interactive_p95_ms: p95, step_ms: step, ttft_ms: ttft, late_tokens_total: dry, interactive_shown_ms: shown, tokens_generated_per_s: made, tokens_per_s: computed, active_sessions: active, slots_total: slots, queued_sessions: queued } = view.figures;
 	const late = Object.values(dry ?? {}).reduce((sum, n) => sum + n, 0);
 	const rate = (value) => (value === null || value === undefined ? "–" : value.toFixed(value < 100 ? 1 : 0));
 	const gauge = (name, value, note) => el("div.gauge", el("div.hint", name), el("div.value", value), el("div.hint", note));

@@ -11,7 +11,6 @@ from attrs import evolve, frozen
 
 from uma_trio.backend.base import Backend
 from uma_trio.backend.polite import politely
-from uma_trio.observe import log
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.costing.calibrate import ONE, Calibration
 from uma_trio.policy.costing.neighbours import BUSY, Reader, cpu_times, others_share
@@ -21,11 +20,15 @@ from uma_trio.policy.costing.store import Unusable, cost_file, recall, remember
 
 @frozen
 class Measured:
-    """A cost model, and whether it was measured before; `file` is where it is kept."""
+    """A cost model, and whether it was measured before; `file` is where it is kept.
+
+    `unusable` is why what was kept there could not be used, "" if it could.
+    """
 
     cost: CostModel
     recalled: bool
     file: Path
+    unusable: str = ""
 
 
 @frozen
@@ -57,16 +60,14 @@ def measured_cost(
     path, weight_bytes = cost_file(backend), backend.model.weight_bytes
     try:
         cost = None if fresh else recall(path, weight_bytes)
-    except Unusable as why:
-        log.get("cost").warning(
-            "what was stored of this machine is measured again", file=str(path), why=str(why)
-        )
-        cost = None
+        unusable = ""
+    except Unusable as error:
+        cost, unusable = None, str(error)
     if beside is not None:
         politely(partial(Stopwatch(backend, time.perf_counter).time, ONE))
         alike = beside.backend.traits.shape_costs == backend.traits.shape_costs
         if cost is None and alike and not fresh:
-            return Measured(_concluded(beside, backend), recalled=False, file=path)
+            return Measured(_concluded(beside, backend), False, path, unusable)
     if cost is not None:
         return Measured(cost, recalled=True, file=path)
     before = read()
@@ -75,7 +76,7 @@ def measured_cost(
     if others >= BUSY:
         cost = evolve(cost, others=others)
     remember(path, cost, weight_bytes)
-    return Measured(cost, recalled=False, file=path)
+    return Measured(cost, False, path, unusable)
 
 
 def _concluded(known: Neighbour, backend: Backend) -> CostModel:
