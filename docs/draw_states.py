@@ -13,7 +13,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from uma_protocol import CODES, Role
-from uma_protocol.fields import FIELDS
+from uma_protocol.requests import BY_TYPE, MAX_ID_BYTES, MAX_LABEL_BYTES
+from uma_protocol.schema import fields_of
 from uma_protocol.states import INITIAL, TABLES, State
 
 if TYPE_CHECKING:
@@ -48,20 +49,38 @@ def codes() -> str:
 
 
 def fields() -> str:
-    """One table of fields for each type of request."""
-    parts: list[str] = []
-    for kind, declared in FIELDS.items():
-        if not declared:
-            parts.append(f"`{kind}` has no fields.")
-            continue
-        parts.append(f"`{kind}`\n\n| field | must be | note |\n|---|---|---|")
-        rows = [
-            f"| `{field.name}`{' (required)' if field.required else ''} | {field.rule.text} "
-            f"| {field.note} |"
-            for field in declared
+    """One table of the fields of all requests; a field that several have in common has one row."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for kind, request in BY_TYPE.items():
+        for field in fields_of(request):
+            row = (field.name, brief(field.rule.text), field.note)
+            rows.setdefault(row, []).append(kind + "*" * field.required)
+    return "\n".join(
+        [
+            "| field | requests (`*`: required) | must be | meaning |",
+            "|---|---|---|---|",
+            *(
+                f"| `{name}` | {', '.join(requests)} | {rule} | {note} |"
+                for (name, rule, note), requests in rows.items()
+            ),
         ]
-        parts[-1] += "\n" + "\n".join(rows)
-    return "\n\n".join(parts)
+    )
+
+
+def brief(rule: str) -> str:
+    """A rule in fewer words than an error message has."""
+    for long, short in (
+        (f"a string of 1 to {MAX_LABEL_BYTES} bytes without control characters", "a label"),
+        (f"a string of 1 to {MAX_ID_BYTES} bytes without control characters", "an id"),
+        ("2147483647", "2^31-1"),
+        ("9223372036854775807", "2^63-1"),
+        (" from ", " "),
+        ("an integer", "integer"),
+        ("a number", "number"),
+        ("true or false", "flag"),
+    ):
+        rule = rule.replace(long, short)
+    return rule
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import COST, decoder, prompt, situation, waited_for
 
+from uma_protocol import Generate, Tool
 from uma_protocol.errors import Code
-from uma_protocol.events import Generate, Tool
 from uma_trio.engine.sequences import after_tokens
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import (

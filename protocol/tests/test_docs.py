@@ -12,7 +12,8 @@ import threading
 import pytest
 
 from uma_protocol import Code
-from uma_protocol.fields import FIELDS
+from uma_protocol.requests import BY_TYPE
+from uma_protocol.schema import fields_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "PROTOCOL.md"
@@ -75,8 +76,8 @@ def test_every_code_and_field_is_in_the_document():
     """Nothing that a client may meet is missing."""
     for code in Code:
         assert f"`{code}`" in TEXT
-    for declared in FIELDS.values():
-        assert all(f"| `{field.name}`" in TEXT for field in declared)
+    for kind in BY_TYPE.values():
+        assert all(f"| `{field.name}`" in TEXT for field in fields_of(kind))
 
 
 def test_the_quick_start_client_works(monkeypatch, tmp_path):

@@ -1,11 +1,10 @@
 """The values that cross the wire."""
 
-import msgspec
 import pytest
 
 from uma_protocol import Generate, Request, Token
-from uma_protocol.fields import FIELDS
 from uma_protocol.inputs import REQUESTS as KINDS
+from uma_protocol.requests import BY_TYPE
 
 REQUESTS = list(KINDS)
 
@@ -17,18 +16,9 @@ def test_values_are_frozen(value):
         value.id = "c"
 
 
-@pytest.mark.parametrize("kind", REQUESTS)
-def test_a_class_has_the_fields_that_are_declared_for_it(kind):
-    """Names, order and requiredness of a request agree with the declaration of its fields."""
-    declared = FIELDS[kind.__struct_config__.tag]
-    fields = msgspec.structs.fields(kind)
-    assert [field.name for field in fields] == [field.name for field in declared]
-    assert [field.required for field in fields] == [field.required for field in declared]
-
-
 def test_every_type_of_request_has_a_class():
     """No type is declared that cannot be sent."""
-    assert {kind.__struct_config__.tag for kind in REQUESTS} == set(FIELDS)
+    assert {kind.__struct_config__.tag for kind in REQUESTS} == set(BY_TYPE)
     assert set(Request.__args__) == set(REQUESTS)
 
 

@@ -13,7 +13,7 @@ import uma_protocol
 PACKAGE = pathlib.Path(uma_protocol.__file__).parent
 LADDER = [
     "errors",
-    "chats",
+    "requests",
     "stories",
     "infos",
     "events",
@@ -21,7 +21,7 @@ LADDER = [
     "inputs",
     "frames",
     "rules",
-    "fields",
+    "schema",
     "scan",
     "codec",
     "running",
@@ -67,16 +67,6 @@ def test_a_module_needs_only_msgspec_and_the_standard_library(path):
     """And of the standard library nothing that waits, reads or starts something."""
     outer = {name for name in _imports(path) if not name.startswith(".")}
     assert outer <= (sys.stdlib_module_names - NO_BUSINESS) | {"msgspec"}
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_modules_and_functions_stay_small(path):
-    """A module is read in one sitting and a function on one screen."""
-    text = path.read_text()
-    assert len(text.splitlines()) <= 450
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 50, node.name
 
 
 PROGRAM = """

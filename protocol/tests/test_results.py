@@ -29,7 +29,7 @@ from uma_protocol import (
     encode_request,
     frame,
 )
-from uma_protocol.fields import MAX_TEXTS
+from uma_protocol.requests import MAX_TEXTS
 from uma_protocol.testing import ConnectionPair, cuts, drain, feed
 
 TIMES = Timings(queue_ms=0.0, total_ms=0.0, tokens_per_s=0.0)

@@ -1,7 +1,7 @@
 """The uma-trio wire protocol, without I/O: frames, strict JSON, and a state machine.
 
 `Connection` is where to begin. The modules form a ladder, each knowing only those before it:
-errors, chats, stories, infos, events, states, inputs, frames, rules, fields, scan, codec, running,
+errors, requests, stories, infos, events, states, inputs, frames, rules, schema, scan, codec, running,
 connection, samples, testing.
 """
 
@@ -10,6 +10,7 @@ from .codec import (
     decode_request,
     encode_event,
     encode_request,
+    generate_request,
     request_of,
 )
 from .connection import NEED_DATA, PAUSED, Connection, Pause
@@ -24,65 +25,67 @@ from .errors import (
 )
 from .events import (
     Alternative,
-    Awaits,
     BeginningInfo,
     CallPiece,
-    Cancel,
     ConnectionClosed,
-    Effort,
-    Embed,
     End,
     Eos,
     Error,
     Event,
-    Explain,
     Explanation,
     GapInfo,
-    Generate,
-    GetMetrics,
-    Hello,
     ItemInfo,
-    ListSessions,
     Loading,
-    LoadModel,
     Logprobs,
-    LoraScale,
     MemoryInfo,
-    Message,
     Metrics,
     ModelInfo,
     Ok,
-    Pace,
     PhaseInfo,
-    Prefix,
-    PrefixAction,
     Prefixes,
     PrefixInfo,
-    Priority,
     Reason,
-    Request,
-    Rerank,
     Score,
     Scores,
     SessionInfo,
     Sessions,
-    SetPriority,
     SkipInfo,
-    Slo,
-    Speculation,
     StoryInfo,
     TickInfo,
     Timings,
     Token,
+    Usage,
+    Vectors,
+)
+from .frames import DEFAULT_MAX_FRAME_BYTES, FrameReader, frame
+from .requests import (
+    Awaits,
+    Cancel,
+    Effort,
+    Embed,
+    Explain,
+    Generate,
+    GetMetrics,
+    Hello,
+    ListSessions,
+    LoadModel,
+    LoraScale,
+    Message,
+    Pace,
+    Prefix,
+    PrefixAction,
+    Priority,
+    Request,
+    Rerank,
+    SetPriority,
+    Slo,
+    Speculation,
     Tool,
     ToolCall,
     ToolMode,
     UnloadModel,
-    Usage,
-    Vectors,
     Work,
 )
-from .frames import DEFAULT_MAX_FRAME_BYTES, FrameReader, frame
 from .scan import MAX_DEPTH
 from .states import ClientState, Input, Role, ServerState
 
@@ -168,5 +171,6 @@ __all__ = [
     "encode_event",
     "encode_request",
     "frame",
+    "generate_request",
     "request_of",
 ]

@@ -2,7 +2,7 @@
 
 Requests come from any process that can open the socket, so they are read strictly. Before a
 document is parsed, a scan with `bytes` methods limits what the parser can be made to build. Then
-the declaration of each field (`fields`) is checked. Events come from the daemon that the client
+the declaration of each field (`requests`) is checked. Events come from the daemon that the client
 chose, one for each token, so they are read fast: types are checked and unknown fields are skipped.
 
 No error message of this module repeats a string value of a document.
@@ -18,41 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast, get_args
 import msgspec
 
 from .errors import Code, LocalProtocolError, RemoteProtocolError
-from .events import (
-    Cancel,
-    Embed,
-    End,
-    Eos,
-    Error,
-    Event,
-    Explain,
-    Generate,
-    GetMetrics,
-    Hello,
-    ListSessions,
-    Loading,
-    LoadModel,
-    LoraScale,
-    Message,
-    Ok,
-    Prefix,
-    Request,
-    Rerank,
-    Scores,
-    SetPriority,
-    Slo,
-    Token,
-    Tool,
-    ToolCall,
-    UnloadModel,
-    Vectors,
-)
-from .fields import FIELDS, check_request, is_id
+from .events import End, Eos, Error, Event, Loading, Ok, Scores, Token, Vectors
+from .requests import BY_TYPE, Generate, Request
 from .rules import nearest, shown
 from .scan import scan
+from .schema import check_request, is_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _MAX_NAMED_BYTES = (
     262_144  # a larger document is not parsed again to find the name that occurs twice
@@ -60,15 +33,6 @@ _MAX_NAMED_BYTES = (
 
 # The seeds spell two of the requests with `event` in place of `type`.
 _TYPES_BY_EVENT = ("cancel", "metrics")
-
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_penalty",
-)
 
 _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder().decode
@@ -105,9 +69,7 @@ def encode_request(request: Request) -> bytes:
             Code.E_PROTO_003, "the request contains half a surrogate pair, which no text may"
         ) from None
     except (TypeError, ValueError, RecursionError) as exc:
-        raise LocalProtocolError(
-            Code.E_PROTO_003, f"the request cannot be written as JSON ({type(exc).__name__})"
-        ) from None
+        raise _not_writable(exc) from None
     fault = check_request(document.pop("type"), document)
     if fault is not None:
         raise LocalProtocolError(
@@ -117,6 +79,35 @@ def encode_request(request: Request) -> bytes:
     if problem is not None:
         raise LocalProtocolError(Code.E_PROTO_001, problem)
     return payload
+
+
+def generate_request(fields: Mapping[str, Any]) -> Generate:
+    """Return a `generate` request from Python values; None counts as absent.
+
+    Parts such as messages and tools may be instances of their classes or dicts.
+
+    Raises:
+        LocalProtocolError: a value is out of bounds; `field` names it.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        document = msgspec.to_builtins(given, str_keys=True)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise _not_writable(exc) from None
+    fault = check_request("generate", document)
+    if fault is not None:
+        raise LocalProtocolError(
+            Code.E_PROTO_003, f"{fault.field} {fault.problem}", field=fault.field
+        )
+    request = msgspec.convert(document, Generate, str_keys=True)
+    encode_request(request)
+    return request
+
+
+def _not_writable(exc: Exception) -> LocalProtocolError:
+    return LocalProtocolError(
+        Code.E_PROTO_003, f"the request cannot be written as JSON ({type(exc).__name__})"
+    )
 
 
 def decode_request(payload: bytes) -> Request:
@@ -142,7 +133,7 @@ def request_of(document: dict[str, Any]) -> Request:
     fault = check_request(kind, document)
     if fault is not None:
         _refuse(document, Code.E_PROTO_003, f"{fault.field} {fault.problem}", fault.field)
-    return _BUILDERS[kind](document)
+    return cast("Request", msgspec.convert(document, BY_TYPE[kind], str_keys=True))
 
 
 def _take_type(document: dict[str, Any]) -> str:
@@ -159,9 +150,9 @@ def _take_type(document: dict[str, Any]) -> str:
         return cast("str", kind)
     kind = document.pop("type", "generate")
     if not isinstance(kind, str):
-        _refuse(document, Code.E_PROTO_003, f"type must be one of {', '.join(FIELDS)}", "type")
-    if kind not in FIELDS:
-        message = f"no request of type {shown(kind)} is known here{nearest(kind, FIELDS)}"
+        _refuse(document, Code.E_PROTO_003, f"type must be one of {', '.join(BY_TYPE)}", "type")
+    if kind not in BY_TYPE:
+        message = f"no request of type {shown(kind)} is known here{nearest(kind, BY_TYPE)}"
         _refuse(document, Code.E_PROTO_007, message, "type")
     return kind
 
@@ -172,58 +163,6 @@ def _refuse(document: dict[str, Any], code: Code, message: str, field: str) -> N
     raise RemoteProtocolError(
         code, message, field=field, request_id=found if is_id(found) else None
     )
-
-
-def _generate(document: dict[str, Any]) -> Generate:
-    """Build a request from a document that was found to be sound."""
-    for name in _NUMBERS:
-        if name in document:
-            document[name] = float(document[name])
-    for name in ("stop", "stop_token_ids", "choice", "allowed_tools"):
-        if name in document:
-            document[name] = tuple(document[name])
-    if "logit_bias" in document:
-        document["logit_bias"] = {
-            int(token): float(bias) for token, bias in document["logit_bias"].items()
-        }
-    if "slo" in document:
-        document["slo"] = Slo(**{name: float(ms) for name, ms in document["slo"].items()})
-    if "messages" in document:
-        document["messages"] = tuple(map(_message, document["messages"]))
-    if "lora" in document:
-        document["lora"] = tuple(LoraScale(**adapter) for adapter in document["lora"])
-    if "tools" in document:
-        document["tools"] = tuple(Tool(**tool) for tool in document["tools"])
-    return Generate(**document)
-
-
-def _message(document: dict[str, Any]) -> Message:
-    calls = tuple(ToolCall(**call) for call in document.pop("calls", ()))
-    return Message(**document, calls=calls)
-
-
-def _embed(document: dict[str, Any]) -> Embed:
-    return Embed(**{**document, "input": tuple(document["input"])})
-
-
-def _rerank(document: dict[str, Any]) -> Rerank:
-    return Rerank(**{**document, "documents": tuple(document["documents"])})
-
-
-_BUILDERS: dict[str, Callable[[dict[str, Any]], Request]] = {
-    "generate": _generate,
-    "embed": _embed,
-    "rerank": _rerank,
-    "hello": lambda document: Hello(**document),
-    "cancel": lambda document: Cancel(**document),
-    "priority": lambda document: SetPriority(**document),
-    "sessions": lambda document: ListSessions(**document),
-    "explain": lambda document: Explain(**document),
-    "prefix": lambda document: Prefix(**document),
-    "load": lambda document: LoadModel(**document),
-    "unload": lambda document: UnloadModel(**document),
-    "metrics": lambda document: GetMetrics(**document),
-}
 
 
 # --- the JSON underneath ------------------------------------------------------------------------

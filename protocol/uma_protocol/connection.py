@@ -33,18 +33,20 @@ from .codec import (
 )
 from .errors import CODES, Code, LocalProtocolError, ProtocolError, RemoteProtocolError
 from .events import (
-    Cancel,
     ConnectionClosed,
     Error,
     Event,
+)
+from .frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameReader, frame
+from .inputs import EVENTS, REQUESTS, input_of
+from .requests import (
+    Cancel,
     GetMetrics,
     Hello,
     Request,
     SetPriority,
     Work,
 )
-from .frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameReader, frame
-from .inputs import EVENTS, REQUESTS, input_of
 from .running import OpenRequest
 from .states import INVISIBLE, ClientState, Input, Role, ServerState, State, StateMachine
 

@@ -6,32 +6,34 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .events import (
-    Cancel,
-    Embed,
     End,
     Eos,
     Error,
     Event,
-    Explain,
     Explanation,
+    Loading,
+    Metrics,
+    Ok,
+    Prefixes,
+    Scores,
+    Sessions,
+    Token,
+    Vectors,
+)
+from .requests import (
+    Cancel,
+    Embed,
+    Explain,
     Generate,
     GetMetrics,
     Hello,
     ListSessions,
-    Loading,
     LoadModel,
-    Metrics,
-    Ok,
     Prefix,
-    Prefixes,
     Request,
     Rerank,
-    Scores,
-    Sessions,
     SetPriority,
-    Token,
     UnloadModel,
-    Vectors,
 )
 from .states import Input
 

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -46,12 +46,19 @@ class Rule(Protocol):
 
 
 class Field(NamedTuple):
-    """One field of a request."""
+    """One field of a request.
+
+    HTTP accepts it under its `aliases`, too, and converts it by `read`. A model's configuration may set it if
+    `model_default` is true.
+    """
 
     name: str
     rule: Rule
     note: str
     required: bool = False
+    aliases: tuple[str, ...] = ()
+    model_default: bool = False
+    read: Callable[[Any], Any] | None = None
 
 
 class Text:
@@ -225,7 +232,7 @@ class ByToken:
 
     _ID = re.compile("0|[1-9][0-9]{0,9}")
 
-    def __init__(self, most: int, number: Number) -> None:
+    def __init__(self, most: int, number: Rule) -> None:
         self._most, self._number = most, number
 
     @property
@@ -246,6 +253,38 @@ class ByToken:
             fault = self._number.check(f"{path}.{name}", number)
             if fault is not None:
                 return fault
+        return None
+
+
+class Either:
+    """A value that one of two rules allows."""
+
+    def __init__(self, one: Rule, other: Rule) -> None:
+        self._one, self._other = one, other
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        return f"{self._one.text}, or {self._other.text}"
+
+    def check(self, path: str, value: Any) -> FieldFault | None:
+        """A list at fault is described by the rule for lists, any other value by both rules."""
+        if self._one.check(path, value) is None:
+            return None
+        fault = self._other.check(path, value)
+        if fault is None or isinstance(value, list):
+            return fault
+        return FieldFault(path, f"must be {self.text}")
+
+
+class AnyValue:
+    """A value that is checked where it is used; `text` says what it should be."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def check(self, path: str, value: Any) -> FieldFault | None:
+        """Accept the value."""
         return None
 
 

@@ -6,16 +6,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .events import (
-    Embed,
     End,
     Eos,
     Event,
-    Generate,
     Loading,
-    Request,
-    Rerank,
     Scores,
     Vectors,
+)
+from .requests import (
+    Embed,
+    Generate,
+    Request,
+    Rerank,
     Work,
 )
 

@@ -7,51 +7,54 @@ from typing import TYPE_CHECKING
 from .events import (
     Alternative,
     CallPiece,
-    Cancel,
-    Embed,
     End,
     Eos,
     Error,
-    Explain,
     Explanation,
     GapInfo,
-    Generate,
-    GetMetrics,
-    Hello,
     ItemInfo,
-    ListSessions,
     Loading,
-    LoadModel,
     Logprobs,
-    LoraScale,
-    Message,
     Metrics,
     Ok,
     PhaseInfo,
-    Prefix,
     Prefixes,
     PrefixInfo,
-    Rerank,
     Score,
     Scores,
     SessionInfo,
     Sessions,
-    SetPriority,
     SkipInfo,
-    Slo,
     StoryInfo,
     TickInfo,
     Timings,
     Token,
-    Tool,
-    ToolCall,
-    UnloadModel,
     Usage,
     Vectors,
 )
+from .requests import (
+    Cancel,
+    Embed,
+    Explain,
+    Generate,
+    GetMetrics,
+    Hello,
+    ListSessions,
+    LoadModel,
+    LoraScale,
+    Message,
+    Prefix,
+    Rerank,
+    SetPriority,
+    Slo,
+    Tool,
+    ToolCall,
+    UnloadModel,
+)
 
 if TYPE_CHECKING:
-    from .events import Event, Request
+    from .events import Event
+    from .requests import Request
 
 REQUESTS: tuple[tuple[Request, bytes], ...] = (
     (
@@ -74,7 +77,6 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
             presence_penalty=0.5,
             frequency_penalty=-0.25,
             repeat_penalty=1.1,
-            repeat_last_n=-1,
             logit_bias={15043: -100.0, 7: 2.5},
             seed=7,
             stop=("\n", "User:"),
@@ -93,9 +95,9 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
         '{"type":"generate","id":"ü","session":"s","cache":"private","model":"m.gguf","app":"editor",'
         '"priority":"background","max_tokens":20,"temperature":0.7,"top_p":0.9,"top_k":40,'
         '"min_p":0.05,"presence_penalty":0.5,"frequency_penalty":-0.25,"repeat_penalty":1.1,'
-        '"repeat_last_n":-1,"logit_bias":{"15043":-100.0,"7":2.5},"seed":7,'
-        '"stop":["\\n","User:"],"stop_token_ids":[2,3],"min_tokens":5,"stream":false,'
-        '"ignore_eos":true,"speculation":"free","continue_final_message":true,'
+        '"seed":7,"min_tokens":5,"stop_token_ids":[2,3],"ignore_eos":true,"speculation":"free",'
+        '"logit_bias":{"15043":-100.0,"7":2.5},"stop":["\\n","User:"],"stream":false,'
+        '"continue_final_message":true,'
         '"chat_template_kwargs":{"enable_thinking":false},"reasoning_effort":"low",'
         '"slo":{"target_ttft_ms":250.0,"target_tbt_ms":40.0},'
         '"metadata":{"trace":["x",1,null,{"deep":0.5}]},'
@@ -148,8 +150,8 @@ REQUESTS: tuple[tuple[Request, bytes], ...] = (
             prompt="Hi",
         ),
         (
-            b'{"type":"generate","id":"a-1","progress":true,'
-            b'"lora":[{"name":"polite","scale":0.5},{"id":1}],"prompt":"Hi"}'
+            b'{"type":"generate","id":"a-1","lora":[{"name":"polite","scale":0.5},{"id":1}],'
+            b'"progress":true,"prompt":"Hi"}'
         ),
     ),
     (

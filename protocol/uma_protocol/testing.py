@@ -20,7 +20,8 @@ from .states import Role
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .events import Event, Request
+    from .events import Event
+    from .requests import Request
 
     Seen = Request | Event | ConnectionClosed | Pause
 

@@ -265,7 +265,7 @@ class Api(ABC):
             streamed=self.streams,
             progress=self.streams and body.get("return_progress", False),
             n=body.get("n", 1),
-            said=said_of(body),
+            explicit=said_of(body),
         )
 
 

@@ -8,8 +8,14 @@ from typing import Any, get_args
 
 from attrs import evolve
 
-from uma_protocol.events import Effort, Speculation
-from uma_protocol.fields import MAX_LABEL_BYTES, MAX_N, MAX_STOP_BYTES, MAX_STOPS
+from uma_protocol.requests import (
+    MAX_LABEL_BYTES,
+    MAX_N,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    Effort,
+    Speculation,
+)
 from uma_protocol.rules import (
     MAX_INT32,
     MAX_INT64,
@@ -23,6 +29,7 @@ from uma_protocol.rules import (
     Rule,
     Text,
 )
+from uma_protocol.schema import model_defaults
 from uma_trio.api import bias
 from uma_trio.api.fields import Body, Field, aside, honoured, ignored, refused
 from uma_trio.api.tokens import FEW, text_of_ids
@@ -31,7 +38,7 @@ from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head
 from uma_trio.http.settings import Shared
-from uma_trio.service.ask import OF_MODEL, Ask, Chat, Origin, chosen, seeded
+from uma_trio.service.ask import Ask, Chat, Origin, chosen, seeded
 from uma_trio.words import AWAITS as AWAITED
 from uma_trio.words import LANES, PACES, Awaits, Lane
 
@@ -317,7 +324,7 @@ def sampling_of(body: Body, defaults: SamplingParams) -> SamplingParams:
 
 def said_of(body: Body) -> frozenset[str]:
     """Return what the client itself says of how tokens are chosen, as far as a model may have defaults for it."""
-    said = {name for name in OF_MODEL if body.get(name) is not None}
+    said = {name for name in model_defaults() if body.get(name) is not None}
     if body.get("repetition_penalty") is not None:
         said.add("repeat_penalty")
     return frozenset(said)

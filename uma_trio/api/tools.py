@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from uma_protocol.fields import MAX_TOOLS
+from uma_protocol.requests import MAX_TOOLS
 from uma_protocol.rules import MAX_INT32, Flag, Integer
 from uma_trio.api.asking import Anything
 from uma_trio.api.fields import Body, Field, honoured

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from attrs import frozen
+from attrs import fields_dict, frozen
 
 from uma_trio.cli.files import json_of, text_of
 from uma_trio.cli.flags import Parameter
@@ -152,31 +152,13 @@ class AnswerFlags:
 
         Raises :class:`ConfigError` about a file that cannot be read, or is not what it should be.
         """
-        return {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repeat_penalty": self.repeat_penalty,
-            "repeat_last_n": self.repeat_last_n,
-            "min_tokens": self.min_tokens,
-            "seed": self.seed,
-            "stop": self.stop,
-            "schema": None if self.schema is None else json_of(self.schema),
-            "grammar": None if self.grammar is None else text_of(self.grammar),
-            "model": self.model,
-            "priority": self.priority,
-            "session": self.session,
-            "cache": self.cache,
-            "speculation": self.speculation,
-            "pace": self.pace,
-            "awaits": self.awaits,
-            "app": self.app,
-            **self._more,
-        }
+        from uma_protocol import Generate
+
+        named = [name for name in fields_dict(AnswerFlags) if name in Generate.__struct_fields__]
+        said = {name: getattr(self, name) for name in named}
+        said["schema"] = None if self.schema is None else json_of(self.schema)
+        said["grammar"] = None if self.grammar is None else text_of(self.grammar)
+        return said | self._more
 
     @property
     def _more(self) -> dict[str, Any]:

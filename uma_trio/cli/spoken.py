@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import re
 
-from uma_protocol import ProtocolError
+from uma_protocol import Generate, ProtocolError
 from uma_trio.client import ServerError
 
-#: Fields of a request that have a flag of the same name; those that are also plain words count
-#: only where a message begins with them.
-_FIELDS = (
-    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repeat_penalty", "repeat_last_n", "min_tokens", "max_tokens", "tool_choice"),
-)
-_WORDS = (
-    *("n", "stop", "seed", "schema", "grammar", "tools", "session", "cache", "app", "pace"),
-    *("awaits", "priority", "speculation", "prompt", "seconds", "ticks"),
-)
-_FIELD = re.compile(rf"(?<![-\w])({'|'.join(_FIELDS)})\b")
-_AT_START = re.compile(
-    rf"({'|'.join((*_FIELDS, *_WORDS))})(\[\d+\])?(?=(\.\w+)* (must|is|has|cannot)\b)"
-)
+#: Fields of a request have a flag of the same name. Those that are also plain words count only where a message begins
+#: with them.
+_NAMES = (*Generate.__struct_fields__, "seconds", "ticks")
+_UNMISTAKABLE = [name for name in _NAMES if "_" in name or name == "temperature"]
+_FIELD = re.compile(rf"(?<![-\w])({'|'.join(_UNMISTAKABLE)})\b")
+_AT_START = re.compile(rf"({'|'.join(_NAMES)})(\[\d+\])?(?=(\.\w+)* (must|is|has|cannot)\b)")
 
 
 def sentence(error: BaseException) -> str:

@@ -20,9 +20,8 @@ from uma_protocol import (
     Speculation,
     Token,
     Tool,
-    ToolCall,
     ToolMode,
-    encode_request,
+    generate_request,
 )
 
 HELD_BACK = -1
@@ -90,23 +89,18 @@ def build_request(
         TypeError: a parameter does not exist.
         uma_protocol.LocalProtocolError: the protocol does not allow a value.
     """
-    fields: dict[str, Any] = {"id": uuid.uuid4().hex, **params}
-    for name in ("stop", "stop_token_ids", "choice", "allowed_tools"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
-    if "tools" in fields:
-        fields["tools"] = tuple(
-            tool if isinstance(tool, Tool) else Tool(**tool) for tool in fields["tools"]
-        )
-    if fields.get("lora") is not None:
-        fields["lora"] = tuple(
-            one if isinstance(one, LoraScale) else LoraScale(**one) for one in fields["lora"]
-        )
+    fields: dict[str, Any] = {
+        "id": uuid.uuid4().hex,
+        "prompt": prompt,
+        "progress": progress,
+        **params,
+    }
     if messages is not None:
-        fields["messages"] = tuple(_message(turn) for turn in messages)
-    request = Generate(prompt=prompt, progress=progress, **fields)
-    encode_request(request)  # so that a mistake shows where it was made
-    return request
+        fields["messages"] = [_message(turn) for turn in messages]
+    unknown = next((name for name in fields if name not in Generate.__struct_fields__), None)
+    if unknown is not None:
+        raise TypeError(f"there is no parameter {unknown}")
+    return generate_request(fields)
 
 
 def held_back(event: Eos | End) -> Token | None:
@@ -117,12 +111,5 @@ def held_back(event: Eos | End) -> Token | None:
     return Token(event.id, event.text or "", HELD_BACK, None, event.reasoning, (), choice)
 
 
-def _message(turn: Any) -> Message:
-    if isinstance(turn, Message):
-        return turn
-    if not isinstance(turn, Mapping):
-        return Message(*turn)
-    calls = tuple(
-        call if isinstance(call, ToolCall) else ToolCall(**call) for call in turn.get("calls", ())
-    )
-    return Message(**{**turn, "calls": calls})
+def _message(turn: Any) -> Any:
+    return Message(*turn) if isinstance(turn, tuple) else turn

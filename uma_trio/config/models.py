@@ -25,17 +25,6 @@ _YEAR_S: Final = 31_536_000.0
 LOADS: Final = ("start", "on-demand", "explicit")
 """When a model is loaded: with the daemon, when a request names it, or when an operator says so."""
 ON_DEMAND: Final = LOADS[1]
-DEFAULTS: Final[Mapping[str, tuple[type, float, float]]] = {
-    "temperature": (float, 0, 100),
-    "top_p": (float, 0, 1),
-    "top_k": (int, 0, 2**31 - 1),
-    "min_p": (float, 0, 1),
-    "presence_penalty": (float, -2, 2),
-    "frequency_penalty": (float, -2, 2),
-    "repeat_penalty": (float, 0.01, 100),
-    "repeat_last_n": (int, -1, 2**31 - 1),
-}
-"""How tokens are chosen where a request does not say: the fields that a model may have values of its own for."""
 
 
 @frozen
@@ -171,20 +160,18 @@ def _aliases(raw: object, source: str) -> tuple[str, ...]:
 def _defaults(raw: object, source: str) -> Mapping[str, float]:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{source}: {as_written(raw)} is not a map such as {{temperature: 0.7}}")
+    from uma_protocol.schema import model_defaults
+
+    known = model_defaults()
     found: dict[str, float] = {}
     for key, value in raw.items():
-        if key not in DEFAULTS:
+        if key not in known:
             raise ConfigError(
-                f"{source}: no such key {key}{nearest(str(key), [*DEFAULTS])}; it takes {', '.join(DEFAULTS)}"
+                f"{source}: no such key {key}{nearest(str(key), [*known])}; it takes {', '.join(known)}"
             )
-        kind, least, most = DEFAULTS[key]
-        numbers = (int,) if kind is int else (int, float)
-        if not isinstance(value, numbers) or isinstance(value, bool) or not least <= value <= most:
-            wanted = "a whole number" if kind is int else "a number"
-            raise ConfigError(
-                f"{source}.{key}: {as_written(value)} is not {wanted} from {least} to {most}"
-            )
-        found[key] = kind(value)
+        if known[key].check(key, value) is not None:
+            raise ConfigError(f"{source}.{key}: {as_written(value)} is not {known[key].text}")
+        found[key] = value
     return found
 
 

@@ -27,7 +27,7 @@ SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]
 
 @frozen
 class SamplingParams:
-    """How the next token is sampled. ``temperature`` 0 is greedy; ``top_k`` 0 is off.
+    """How the next token is sampled. ``temperature`` 0 is greedy; ``top_k`` 0 and below is off.
 
     - `seed_named` says that the client chose `seed`, so that it may ask for the same answer again.
     - `presence_penalty` and `frequency_penalty` count tokens of the answer. `repeat_penalty` counts

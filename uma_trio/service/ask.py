@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
 from uma_protocol.errors import Code
+from uma_protocol.requests import GenerateOptions
+from uma_protocol.schema import model_defaults
 from uma_trio.engine.messages import SamplingParams, Targets
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.chat import AUTO as AUTO
@@ -42,11 +44,29 @@ Sharing = Literal["user", "private", "none"] | Salt
 """Who shares cached prefixes and drafts with a request, never beyond its principal: see `Ask.cache`."""
 
 
-OF_MODEL: Final = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repeat_penalty", "repeat_last_n"),
-)
-"""What of how tokens are chosen a model may have values of its own for."""
+def explicit_of(options: GenerateOptions) -> dict[str, Any]:
+    """Return the sampling options that a client set itself, of those for which a model may have defaults."""
+    found = {name: getattr(options, name) for name in model_defaults()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def sampling_of(options: GenerateOptions, base: SamplingParams) -> SamplingParams:
+    """Return how tokens are sampled; what the client did not set is as in `base`."""
+    seed = None if options.seed is None or options.seed < 0 else options.seed
+    return evolve(
+        base,
+        **explicit_of(options),
+        seed=seeded(seed),
+        seed_named=seed is not None,
+        ignore_eos=options.ignore_eos,
+        min_tokens=options.min_tokens,
+        stop_token_ids=tuple(options.stop_token_ids),
+    )
+
+
+def speculation_of(options: GenerateOptions) -> Speculation:
+    """Return how far drafts may go."""
+    return chosen(options.speculation, seeded=options.seed is not None and options.seed >= 0)
 
 
 @frozen(kw_only=True, eq=False)
@@ -71,7 +91,7 @@ class Ask:
     - `awaits` says what somebody waits for; None: by what is asked (:func:`awaits_of`).
     - With `progress` the stream of each answer reports the progress of its prompt.
     - `n` is the number of answers (choices).
-    - `said` are those of :data:`OF_MODEL` that the client chose itself.
+    - `explicit` are the sampling options that the client set itself: a model's own values replace only the others.
     """
 
     prompt: Prompt
@@ -93,11 +113,11 @@ class Ask:
     awaits: Awaits | None = None
     progress: bool = False
     n: int = 1
-    said: frozenset[str] = frozenset()
+    explicit: frozenset[str] = frozenset()
 
     def with_defaults(self, defaults: Mapping[str, float]) -> Ask:
-        """Return it with the model's values for what its client did not choose."""
-        found: dict[str, Any] = {k: v for k, v in defaults.items() if k not in self.said}
+        """Return it with the model's values for what its client did not set."""
+        found: dict[str, Any] = {k: v for k, v in defaults.items() if k not in self.explicit}
         return evolve(self, sampling=evolve(self.sampling, **found)) if found else self
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve
 
 from uma_protocol import (
     CODES,
@@ -34,7 +36,6 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.records import PrefixReport
 from uma_trio.service.ask import (
-    OF_MODEL,
     Ask,
     Call,
     Chat,
@@ -48,8 +49,9 @@ from uma_trio.service.ask import (
     Sharing,
     Tool,
     ToolChoice,
-    chosen,
-    seeded,
+    explicit_of,
+    sampling_of,
+    speculation_of,
 )
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said, collect
 from uma_trio.text.slices import json_text
@@ -73,7 +75,7 @@ def ask_of(generate: Generate) -> Ask:
     return Ask(
         prompt=generate.prompt or "" if generate.messages is None else _chat(generate),
         sampling=_sampling(generate),
-        said=frozenset(_said(generate)),
+        explicit=frozenset(explicit_of(generate)),
         shape=_shape(generate),
         max_tokens=generate.max_tokens,
         stop=generate.stop,
@@ -84,7 +86,7 @@ def ask_of(generate: Generate) -> Ask:
         session=generate.session,
         cache=_sharing(generate.cache),
         reasoning_budget=generate.reasoning_budget,
-        speculation=chosen(generate.speculation, seeded=generate.seed is not None),
+        speculation=speculation_of(generate),
         pace=generate.pace,
         awaits=generate.awaits,
         streamed=generate.stream,
@@ -221,28 +223,17 @@ def _shape(generate: Generate) -> Shape | None:
     return None
 
 
-def _said(generate: Generate) -> dict[str, Any]:
-    """Return what a request says of how tokens are chosen, as far as a model may have defaults for it."""
-    found = {name: getattr(generate, name) for name in OF_MODEL}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 #: The temperature of a request for several answers where neither it nor the model names one: at 0 all of them are equal.
 #: llama.cpp's default, see tools/server/README.md there.
 _SEVERAL_TEMPERATURE: Final = 0.8
 
 
 def _sampling(generate: Generate) -> SamplingParams:
-    unsaid = {"temperature": _SEVERAL_TEMPERATURE} if generate.n > 1 else {}
-    return SamplingParams(
-        **{**unsaid, **_said(generate)},
-        seed=seeded(generate.seed),
-        seed_named=generate.seed is not None,
-        ignore_eos=generate.ignore_eos,
+    several = SamplingParams(temperature=_SEVERAL_TEMPERATURE)
+    return evolve(
+        sampling_of(generate, several if generate.n > 1 else SamplingParams()),
         logit_bias=tuple(generate.logit_bias.items()),
         logprobs=generate.logprobs,
-        min_tokens=generate.min_tokens,
-        stop_token_ids=generate.stop_token_ids,
     )
 
 

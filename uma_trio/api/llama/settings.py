@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from uma_protocol.schema import model_defaults
 from uma_trio.engine.messages import SamplingParams
 
 
@@ -29,16 +30,9 @@ def generation_settings(
         "n_predict": n_predict,
         "max_tokens": n_predict,
         "seed": sampling.seed,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
+        **{name: getattr(sampling, name) for name in model_defaults()},
         "adaptive_target": -1.0,  # off: the daemon has no such sampler
         "adaptive_decay": 0.9,
-        "repeat_last_n": sampling.repeat_last_n,
-        "repeat_penalty": sampling.repeat_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
         "stop": list(stop),
         "ignore_eos": sampling.ignore_eos,
         "stream": streams,

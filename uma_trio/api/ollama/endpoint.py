@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
-from uma_protocol.fields import MAX_TOOLS
+from uma_protocol.requests import MAX_TOOLS
 from uma_protocol.rules import Flag, Text
 from uma_trio.api.api import Api, answered
 from uma_trio.api.asking import Anything, effort_of
