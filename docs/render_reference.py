@@ -49,7 +49,7 @@ def config() -> str:
         "[MODELS](MODELS.md).",
         "- Keys may be flat (`n_ctx: 8192`) or in sections (`limits: {max_sessions: 64}`).\n"
         "- Durations take a unit (`300`, `300s`, `5m`, `500ms`).\n"
-        '- A text with a comma inside braces needs quotes (`scheduler: {policy: "deadline,-stairs"}`).\n'
+        '- A text with a comma inside braces needs quotes (`kv: {type: "k=q8_0,v=f16"}`).\n'
         "- An unknown flag or key is refused, and the message names the nearest known one. An environment "
         "variable that looks like a misspelt one of these is refused, too.",
         "The client commands (`run`, `ps`, `explain`, `metrics`, `uma-cli`) use the socket setting only: "

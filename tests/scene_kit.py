@@ -30,13 +30,13 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import TickRecord
-from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import NO_WORK, Contract, SchedulerState
 from uma_trio.policy.traffic import Traffic
 from uma_trio.words import Lane
+from uma_trio_sim.ablation import ablated
 from uma_trio_sim.fake import FakeBackend, InjectedFault
 
 HOST_S = 0.0006  # passes while logits are read
@@ -290,7 +290,7 @@ def play(scene: Scene) -> list[TracedTick]:
     )
     bench = Bench(
         Machine(scene, world),
-        find_policy(scene.policy),
+        ablated(scene.policy),
         clock=world.clock,
         recorder=recorder,
         settings=settings,

@@ -39,7 +39,6 @@ from uma_trio.cli.checks import (
     judge_files,
 )
 from uma_trio.cli.demo import Pane
-from uma_trio.cli.output import policy_in_words
 from uma_trio.cli.serve import ready_block
 from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
@@ -519,11 +518,11 @@ def test_doctor_refuses_what_is_not_a_model(folder: Path) -> None:
 
 
 def test_doctor_finds_a_policy_that_serve_would_refuse() -> None:
-    """In the same words; and says in words what is left out."""
+    """In the same words."""
     (wrong,) = check_policy(Config(policy="dedline"))
     assert (wrong.weight, "did you mean deadline?" in wrong.what) == ("blocks", True)
-    (right,) = check_policy(Config(policy="deadline,-guard"))
-    assert (right.weight, right.what) == ("ok", "deadline without guard")
+    (right,) = check_policy(Config(policy="baseline"))
+    assert (right.weight, right.what) == ("ok", "baseline")
 
 
 async def test_a_misspelt_variable_is_no_question_to_another_daemon(folder: Path) -> None:
@@ -592,12 +591,6 @@ def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:
     )
     assert '  try      uma-trio run "Tell me a story' in usual
     assert "  try      uma-trio run --socket '/run/my socket' \"Tell me a story" in other
-
-
-def test_the_banner_says_what_the_policy_leaves_out() -> None:
-    """`-guard` is how it is typed, and no way to say it."""
-    assert policy_in_words("deadline") == "deadline"
-    assert policy_in_words("deadline, -guard,-stairs") == "deadline without guard and stairs"
 
 
 def test_doctor_counts_files_as_the_daemon_does() -> None:

@@ -21,6 +21,7 @@ from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import Contract, SchedulerState
 from uma_trio.policy.tuning import TUNING
+from uma_trio_sim.ablation import optional, without
 from uma_trio_sim.latency import percentile
 from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
 from uma_trio_sim.simulation import Simulation
@@ -320,10 +321,10 @@ def test_people_who_ask_at_the_same_moment_on_a_gpu_are_computed_together(
     assert percentile([request.ttft_s for request in asked], 50) <= 1.03 * (together + first)
 
 
-@pytest.mark.parametrize("part", deadline.optional)
+@pytest.mark.parametrize("part", optional(deadline))
 def test_without_any_of_its_parts_everybody_is_served_to_the_end(part: str) -> None:
     """Worse, perhaps, but no plan breaks a rule and nobody waits for ever."""
-    world = Simulation(deadline.without(part))
+    world = Simulation(without(deadline, part))
     for client in range(3):
         world.submit(506, 20, client=100 + client, lane="background")
     world.run(0.5)

@@ -85,7 +85,7 @@ def test_the_table_of_the_policys_stages_is_that_of_its_pipeline() -> None:
 
     table = (ROOT / "docs/POLICY.md").read_text().partition("## The stages")[2]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table.partition("\n## ")[0], re.MULTILINE)
-    stages = deadline.pipeline.stages
+    stages = deadline.stages
     assert [name for name, _ in rows] == list(stages)
     for name, modules in rows:
         assert f"`{stages[name].__module__.rpartition('.')[2]}`" in modules

@@ -718,7 +718,7 @@ class Noting:
         captured = EngineSettings(
             cost=CostModel(Staircase((1, 512), (0.01, 0.1)), recapture_s=0.003)
         )
-        self.bench = Bench(self.backend, Pipeline(stages, frozenset(stages)), settings=captured)
+        self.bench = Bench(self.backend, Pipeline(stages), settings=captured)
 
     def asked_in(self, ticks: int) -> list[tuple[bool, int]]:
         """Do so many ticks; return whether each plan was made beside a decode, and of how many."""

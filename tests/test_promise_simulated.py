@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from uma_trio.engine.messages import Targets
-from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
+from uma_trio_sim.ablation import ablated
 from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
 from uma_trio_sim.simulation import Simulation
 from uma_trio_sim.world import SimulatedRequest
@@ -237,7 +237,7 @@ def test_where_slack_never_suffices_background_work_is_granted_half_its_floor(
 
 def test_without_its_guard_the_contract_is_felt() -> None:
     """What the guard is for: without it a storm has the machine, and its reader waits."""
-    simulation = Simulation(find_policy("deadline,-guard"))
+    simulation = Simulation(ablated("deadline,-guard"))
     for client in range(3):
         simulation.storm(100 + client)
     simulation.run(1.0)

@@ -7,7 +7,6 @@ from attrs import evolve
 from policy_kit import COST, after, decoder, prompt, situation, state
 
 from uma_trio.policy.accounting import as_measured, learn_cost, owed_after, planned_work
-from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.candidates import BURST, Candidates
@@ -25,6 +24,7 @@ from uma_trio.policy.state import (
     SequenceView,
     Served,
 )
+from uma_trio_sim.ablation import ablated
 
 SOLO = 0.008
 
@@ -146,7 +146,7 @@ def test_without_ballast_the_streams_are_measured_without_it() -> None:
     """Three streams that may not run as four are no slower than themselves."""
     now = evolve(situation(stream(1), stream(2), stream(3)), spare_rows=2)
     assert deadline(now).limit.solo_s == pytest.approx(0.0111)
-    assert find_policy("deadline,-stairs")(now).limit.solo_s == pytest.approx(0.0162)
+    assert ablated("deadline,-stairs")(now).limit.solo_s == pytest.approx(0.0162)
 
 
 def test_a_tick_that_measures_the_streams_alone_is_closed() -> None:
@@ -430,5 +430,5 @@ def test_what_others_cost_between_two_decodes_is_not_the_streams_own(*, contende
 @pytest.mark.parametrize("spec", ["deadline,stairs", "deadline,-fill", "deadline,-", "x,-y"])
 def test_what_cannot_be_left_out_is_refused(spec: str) -> None:
     """The message says what can be."""
-    with pytest.raises(PolicyError, match=r"learning, newcomers|-PART|baseline, deadline"):
-        find_policy(spec)
+    with pytest.raises(PolicyError, match=r"learning, newcomers|-STAGE|baseline, deadline"):
+        ablated(spec)

@@ -9,7 +9,7 @@ import pytest
 from scene_kit import play
 from trace_fixtures import SCENES, fixtures, read, shown
 
-from uma_trio.policy.by_name import find_policy
+from uma_trio_sim.ablation import ablated
 from uma_trio_sim.replay import replay
 
 # What the fixtures must show together, so that recording them again loses nothing.
@@ -43,7 +43,7 @@ fixture = cache(read)
 def test_a_recorded_plan_comes_out_again_to_the_last_bit(name: str) -> None:
     """The policy that was traced makes the same plan of the same state."""
     header, ticks = fixture(name)
-    found = replay(find_policy(header.policy), ticks)
+    found = replay(ablated(header.policy), ticks)
     assert (found.first, found.ticks, found.missing) == (None, len(ticks), 0)
 
 

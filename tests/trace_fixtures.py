@@ -26,13 +26,13 @@ from scene_kit import CPU, GPU, Noted, Scene, play
 
 from uma_trio import __version__
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.deadline.fill import SAVING
 from uma_trio.policy.deadline.slack import PROMPTS_FIRST
 from uma_trio.policy.portable import Footer, Header, Line, TracedTick, decode, encode
 from uma_trio.policy.state import Contract
 from uma_trio.policy.traffic import Traffic
 from uma_trio.words import Lane
+from uma_trio_sim.ablation import ablated
 from uma_trio_sim.fake import InjectedFault
 
 FOLDER = Path(__file__).parent / "fixtures" / "traces"
@@ -135,7 +135,7 @@ def play_real(policy: str, most: int = 250) -> list[TracedTick]:
     settings = EngineSettings(scratch_slots=0 if plain else 1, cost=cost)
     bench = Bench(
         backend,  # type: ignore[arg-type]
-        find_policy(policy),
+        ablated(policy),
         clock=time.perf_counter,
         recorder=recorder,
         settings=settings,

@@ -4,7 +4,6 @@
     python -m benches storm --quick         a short look at everything (under 4 minutes)
     python -m benches storm --interactive 3 --paste
     python -m benches storm --caps 2 --batch 16 --repetitions 5
-    python -m benches storm --caps 1.2 --without guard stairs    what these parts of ours do
     python -m benches storm --caps 1.2 --bursts 4 8 16 --seconds 12
     python -m benches storm --caps 1.2 --processes    the load comes from a process for each client
 
@@ -13,8 +12,7 @@ Three loads, each against the same reader alone, seconds earlier on the same ser
 (3 background streams), and *newcomers* (short questions in the storm). ``--paste`` adds one big
 unlabelled prompt, ``--bursts`` so many people who ask at the same moment. Systems: the daemon
 as it is by default and with each of ``--serve``, at several caps without a reading pace (or under another package's
-``--policies``), its baseline, and llama-server at several batch sizes, which is the knob it has for this; on request
-the daemon without one part of its policy. *by step* is by the step of the default contract: 40 ms or 1.2 times alone.
+``--policies``), its baseline, and llama-server at several batch sizes, which is the knob it has for this. *by step* is by the step of the default contract: 40 ms or 1.2 times alone.
 What the figures mean is in benches/results/README.md. One client for all unless there are ``--processes``,
 prompts from a printed seed, greedy, fixed lengths.
 """
@@ -33,7 +31,6 @@ from benches.driver import Comparison, Here, Table, scene
 from benches.pace import Point, judge
 from benches.processes import processes
 from benches.reading import SAYS, Scenes, Script
-from uma_trio.policy.deadline import deadline
 
 OURS, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
 OURS_POLICY = "deadline"
@@ -84,10 +81,6 @@ def systems(
         capped(OURS if policy == OURS_POLICY else f"{OURS} {policy}", policy, cap)
         for cap in given.caps
         for policy in given.policies
-    ]
-    # Each is a family of its own: no chart joins it to the caps, and no verdict is about it.
-    found += [
-        capped(f"{OURS} -{part}", f"{OURS_POLICY},-{part}", DEFAULT_CAP) for part in given.without
     ]
     if not given.no_baseline:
         found.append(serving(BASELINE, "", ours("--policy", "baseline"), play))
@@ -210,9 +203,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="llama-server's -b once more, each with -fa off")  # fmt: skip
     add("--bursts", type=int, nargs="*", default=[], metavar="N",
         help="also have so many people ask at the same moment")  # fmt: skip
-    add("--without", nargs="+", choices=deadline.optional, default=[], metavar="PART",
-        help="the daemon once more without this part, each for itself, at the default cap: "
-             + ", ".join(deadline.optional))  # fmt: skip
     add(
         "--policies",
         nargs="+",

@@ -10,9 +10,9 @@ from typing import Any
 from attrs import frozen
 
 from uma_trio.policy.baseline import baseline
-from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.state import Contract
+from uma_trio_sim.ablation import ablated
 from uma_trio_sim.guesses import Texts
 from uma_trio_sim.latency import median
 from uma_trio_sim.machine import Profile
@@ -118,7 +118,7 @@ def itl_alone_s(profile: Profile) -> float:
 
 
 def policy_of(spec: str) -> Policy:
-    """Return a policy by its name, as `uma-trio serve --policy` takes it, or ``module:function``.
+    """Return a policy by its name, without some stages as in ``deadline,-stairs``, or ``module:function``.
 
     A function may be a :class:`~uma_trio.policy.pipeline.Pipeline` or anything that makes a plan
     from a state. Modules are also looked for in the working directory.
@@ -127,7 +127,7 @@ def policy_of(spec: str) -> Policy:
         PolicyError: there is none.
     """
     if ":" not in spec:
-        return find_policy(spec)
+        return ablated(spec)
     found = _object(spec, PolicyError)
     if not callable(found):
         raise PolicyError(f"{spec} is not a function that makes a plan from a state")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
-from uma_trio.cli.output import policy_in_words
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.hardware import cpu_features, cpu_quota, files_needed, physical_cores
 from uma_trio.config.options import Config
@@ -165,7 +164,7 @@ def check_policy(config: Config) -> list[Finding]:
         chosen_policy(config)
     except ConfigError as error:
         return [Finding("policy", "blocks", str(error))]
-    return [Finding("policy", "ok", policy_in_words(config.policy))]
+    return [Finding("policy", "ok", config.policy)]
 
 
 def check_model(config: Config, devices: Sequence[str] = ()) -> list[Finding]:

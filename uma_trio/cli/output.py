@@ -87,12 +87,6 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
 
 
-def policy_in_words(spec: str) -> str:
-    """Return what ``deadline,-guard,-stairs`` means: "deadline without guard and stairs"."""
-    name, *parts = (part.strip().removeprefix("-").strip() for part in spec.split(","))
-    return f"{name} without {' and '.join(parts)}" if parts else name
-
-
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """Yield what really happened, out of the groups that nurseries wrap it in."""
     if isinstance(error, BaseExceptionGroup):

@@ -24,7 +24,6 @@ from uma_trio.cli.output import (
     console,
     how_to_ask,
     leaves,
-    policy_in_words,
 )
 from uma_trio.config import settings
 from uma_trio.config.groups import grouped
@@ -206,7 +205,7 @@ def _writes(info: ReadyInfo) -> list[tuple[str, str]]:
         ("context", _context(limits)),
         ("slots", f"{several(limits.n_slots, 'request')} at once"),
         ("backend", info.backend),
-        ("policy", policy_in_words(info.policy)),
+        ("policy", info.policy),
     ]
 
 

@@ -257,8 +257,7 @@ class Config(HttpConfig):
         flag="--policy",
         yaml=("scheduler.policy",),
         metavar="NAME",
-        help="The scheduling policy: deadline, baseline, or the name of another package's entry "
-        "point. A suffix ,-STAGE leaves out a stage, as in deadline,-stairs.",
+        help="The scheduling policy: deadline, baseline, or the name of another package's entry point.",
     )
     latency_cap: float = option(
         1.2,

@@ -264,7 +264,7 @@ def _settings(document: Mapping[object, object], path: Path) -> Iterator[tuple[s
             message = f"{path}: {above} takes one value, and no settings below it"
             raise ConfigError(message)
         if key not in known:
-            # As in {policy: deadline,-stairs}, where YAML takes the comma for its own.
+            # As in {model: a,b.gguf}, where YAML takes the comma for its own.
             comma = "; a text that holds a comma needs quotes" if value is None else ""
             message = f"{path}: no such key {key}{nearest(key, known)}{comma}; see docs/CONFIG.md"
             raise ConfigError(message)

@@ -85,7 +85,6 @@ baseline = Pipeline(
         "decode": select_decoders,
         "prefill": fill_with_prefill,
     },
-    needed=frozenset({"parking", "decode", "prefill"}),
     needs_cost=False,
 )
 """Decode first, a token each; what is left of an adaptive budget goes to prompts."""

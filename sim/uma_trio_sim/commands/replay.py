@@ -33,12 +33,12 @@ def replay(
 
     Exit status: 0 if all plans are equal, 1 at the first difference, 2 if nothing can be compared.
     """
-    from uma_trio.policy.by_name import find_policy
     from uma_trio.policy.pipeline import PolicyError
     from uma_trio.policy.portable import TraceError
+    from uma_trio_sim.ablation import ablated
 
     try:
-        other = None if policy is None else find_policy(policy)
+        other = None if policy is None else ablated(policy)
     except PolicyError as error:
         complain(f"--policy {policy}: {error}.")
         return TROUBLE
@@ -59,12 +59,12 @@ def _replay(
 ) -> int:
     import attrs
 
-    from uma_trio.policy.by_name import find_policy
+    from uma_trio_sim.ablation import ablated
     from uma_trio_sim.replay import replay as replay_ticks
 
     header = ticks.header
     name = name or header.policy
-    found = replay_ticks(policy or find_policy(name), ticks, work_only=name != header.policy)
+    found = replay_ticks(policy or ablated(name), ticks, work_only=name != header.policy)
     if as_json:
         print_json({"policy": name, **attrs.asdict(found), "complete": ticks.are_complete()})
         return OK if found.first is None else DIFFERENT
