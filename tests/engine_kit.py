@@ -12,9 +12,8 @@ from constraint_kit import Constraining, IdArray
 import uma_protocol
 from uma_trio.backend.base import Overlap, Traits, nothing
 from uma_trio.engine.cells import PrefixDisk
-from uma_trio.engine.compute import ComputeTask
 from uma_trio.engine.drafts import Drafting
-from uma_trio.engine.inbox import Bell, Inbox
+from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import (
     Cancel,
@@ -35,6 +34,8 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.records import Recorded
 from uma_trio.engine.sampling import AT_ONCE, Masks
+from uma_trio.machine.bell import Bell
+from uma_trio.machine.machine import Machine as Compute
 from uma_trio.observe import telling
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline
@@ -166,11 +167,11 @@ class Doze(Bell):
 def compute(engine: Engine, clock: Callable[[], float]) -> None:
     """Compute an engine as the daemon does, until its inbox is closed."""
 
-    def died(_engine: Engine, error: Exception) -> None:
+    def died(error: Exception) -> None:
         raise error
 
-    task = ComputeTask(engine.inbox.bell, clock, died)
-    task.add(engine)
+    task = Compute(engine.inbox.bell, clock)
+    task.add(engine, died)
     with engine.inbox.when_closed(task.close):
         task.run()
 

@@ -10,17 +10,19 @@ from uma_trio.engine.encoder_engine import LOOK_S, EncoderEngine
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.task import bury
+from uma_trio.machine.background import BackgroundScheduler
 
 
 async def run_inline(
     engine: Engine, inbox: Inbox, wakeup: Wakeup, cost: Callable[[], float]
 ) -> None:
     """Run `engine`; `cost` of a tick is slept on trio's clock. An engine that raises is buried, and its end raised."""
+    background = BackgroundScheduler(trio.current_time)
     try:
         while not inbox.closed:
             tick = engine.next_tick()
             if tick is None:
-                if not engine.aside():
+                if background.idle([engine.background], trio.current_time()) != 0:
                     await wakeup.wait()
                 continue
             status = engine.compute(tick)
@@ -35,7 +37,7 @@ async def run_encoder_inline(engine: EncoderEngine, wakeup: Wakeup) -> None:
     """Run an encoder for 5 ms of trio's clock at a time. One that raises is buried, and its end raised."""
     try:
         while not engine.inbox.closed:
-            if engine.claim(0.0).works:
+            if engine.claim(0.0).has_work:
                 engine.queue.advance(LOOK_S)
                 await trio.sleep(LOOK_S)
             else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attrs import define, evolve
 
-from uma_trio.backend.base import Overlap, Traits, nothing
+from uma_trio.backend.base import Overlap, Saved, Traits, nothing
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio_sim.fake import FakeBackend
 
@@ -36,7 +36,8 @@ class Clock:
 class Machine(FakeBackend):
     """See the module. `noise` is asked for a factor at each decode.
 
-    `took` are the seconds of all decodes, and `sizes` their tokens. Where `eager_s` or
+    `took` are the seconds of all decodes, `sizes` their tokens, and `statuses` what they returned. A page that is saved
+    or restored takes `page_s`. Where `eager_s` or
     `captures_s` are given, a decode of a new shape takes so much longer, and the next one of it.
     """
 
@@ -54,8 +55,10 @@ class Machine(FakeBackend):
         self.eager_s = self.captures_s = 0.0
         self.overlaps = False
         self.shapes = [(0, 0), (0, 0)]
+        self.page_s = 0.0
         self.took: list[float] = []
         self.sizes: list[int] = []
+        self.statuses: list[int] = []
 
     @property
     def traits(self) -> Traits:
@@ -63,8 +66,10 @@ class Machine(FakeBackend):
         captures = self.eager_s > 0 or self.captures_s > 0
         return evolve(super().traits, shape_costs=captures, overlaps=self.overlaps)
 
-    def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
-        """Compute, and let the time pass."""
+    def begin_decode(
+        self, n_tokens: int, while_computing: Overlap = nothing, *, predicted_s: float
+    ) -> None:
+        """Begin a decode, of which each part lets the same time pass."""
         self.sizes.append(n_tokens)
         slots = self.batch.slot[:n_tokens].tolist()
         before = {slot: self.kv_length(slot) for slot in range(self.limits.n_slots)}
@@ -85,9 +90,22 @@ class Machine(FakeBackend):
         def part() -> None:
             self.clock.now += seconds / self.parts
 
-        def first() -> None:
-            while_computing()
-            part()
-
         self.part = part
-        return super().decode(n_tokens, first)
+        super().begin_decode(n_tokens, while_computing, predicted_s=predicted_s)
+
+    def advance_decode(self, most_s: float, is_wanted: Callable[[], bool] = bool) -> int | None:
+        """Compute parts, and note how the decode ends."""
+        status = super().advance_decode(most_s, is_wanted)
+        if status is not None:
+            self.statuses.append(status)
+        return status
+
+    def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
+        """Copy pages, and let the time pass."""
+        self.clock.now += self.page_s * -(-(last - first) // page)
+        return super().kv_save(slot, first, last, page)
+
+    def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
+        """Copy pages, and let the time pass."""
+        self.clock.now += self.page_s * len(saved)
+        return super().kv_restore(slot, saved)

@@ -74,7 +74,10 @@ def test_a_short_tick_is_not_given_up_nor_one_that_nobody_predicted(predicted_s:
 
 def test_it_is_not_given_up_for_somebody_who_would_get_no_slot() -> None:
     """A newcomer that has to queue gains nothing."""
-    assert abortable(state(BATCH), planned(BATCH), 0) is None
+    tick = abortable(state(BATCH), planned(BATCH), 0)
+    assert tick is not None
+    assert not gives_way(tick, 0.0, Newcomer("interactive", cells=10, tokens=5))
+    assert gives_way(tick, 0.0, Newcomer("interactive", cells=0, tokens=5))  # of another model
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ THIRD_PARTY = {
     "uma_trio.engine": {"attrs", "numpy", "trio"},
     "uma_trio.http": {"attrs", "backports", "compression", "h11", "msgspec", "numpy", "trio"},
     "uma_trio.library": {"attrs"},
+    "uma_trio.machine": {"attrs", "trio"},
     "uma_trio.models": {"attrs", "trio"},
     "uma_trio.observe": {"attrs", "msgspec", "prometheus_client", "structlog", "trio"},
     "uma_trio.policy": {"attrs", "cattrs", "msgspec", "numpy"},
@@ -76,9 +77,9 @@ PREFIX_ROOMS = {
 THREADS = {
     "uma_trio.backend.gguf_header",  # heads are known to all threads
     "uma_trio.backend.llama_probe",  # so are the answers of probes; and a probe shows that it lives
-    "uma_trio.backend._llama_parts",  # an encoder's step waits in a thread of its own between two parts
+    "uma_trio.backend._llama_parts",  # a call waits on a thread of its own between two parts
     "uma_trio.backend.polite",  # a thread has a niceness that it keeps
-    "uma_trio.engine.inbox",  # the engine sleeps on its door
+    "uma_trio.machine.bell",  # the compute thread sleeps until it rings
     "uma_trio.engine.kv.disk",  # the engine has pages written and read, and waits for no disk
     "uma_trio.engine.sampling.masks",  # helper threads find them, and the first one is waited for
     "uma_trio.observe.log",  # one line at a time

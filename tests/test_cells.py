@@ -13,7 +13,7 @@ from uma_trio.engine.cells import Cells, KvError
 from uma_trio.engine.messages import SamplingParams, Submit
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import NO_SLOT, Sequence
-from uma_trio.engine.side import Ledger
+from uma_trio.machine.background import Charges
 from uma_trio.text.stream import TokenText
 from uma_trio_sim.fake import FakeBackend
 
@@ -29,7 +29,7 @@ def cells(n_slots: int, n_ctx: int) -> Cells:
         prefix_bytes=0,
         session_ttl_s=0.0,
         copying=None,
-        ledger=Ledger(),
+        charges=Charges(),
     )
 
 

@@ -189,7 +189,7 @@ def test_a_request_that_stops_leaves_the_engine() -> None:
     answers = list[Encoded]()
     inbox.put(asked(answers, 1, [tokens(20)]))
     inbox.put(StopEncoding(1))
-    assert not engine.claim(0.0).works
+    assert not engine.claim(0.0).has_work
     assert not answers
 
 

@@ -32,7 +32,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.side import Desk
+from uma_trio.machine.background import BackgroundScheduler
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.line import MAX_PASSED_OVER
@@ -1288,7 +1288,7 @@ def test_nothing_is_moved_between_the_end_of_a_prompt_and_its_first_token(
         moved.append(len(sink.tokens))
 
     _, sink = bench.submit("hello", 5)
-    monkeypatch.setattr(Desk, "between_ticks", between_ticks)
+    monkeypatch.setattr(BackgroundScheduler, "between_ticks", between_ticks)
     bench.ticks(3)
     assert moved[:2] == [0, 1]
     assert len(moved) == 2  # before the prompt, and not again before its first token was there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 import trio
@@ -11,12 +12,14 @@ from attrs import frozen
 from engine_kit import Bench, slow
 from inline_kit import Wakeup, run_inline
 
-from uma_trio.engine.compute import ComputeTask
-from uma_trio.engine.inbox import Bell, Inbox
+from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.task import EngineDied, bury, run_compute
+from uma_trio.engine.task import EngineDied, bury
+from uma_trio.machine.bell import Bell
+from uma_trio.machine.machine import Machine as Compute
+from uma_trio.machine.machine import run_machine
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
@@ -28,7 +31,7 @@ from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 class Threaded:
     """One engine, whose outlet wakes this trio run, and the task that computes it; `deaths` are errors it died of."""
 
-    compute: ComputeTask
+    compute: Compute
     engine: Engine
     deaths: list[EngineDied]
 
@@ -44,14 +47,14 @@ def threaded(*backends: FakeBackend, policy: Policy = baseline) -> list[Threaded
     deaths: list[EngineDied] = []
 
     def died(engine: Engine, error: Exception) -> None:
-        post(lambda: deaths.append(bury(engine, error, "it has stopped")))
+        deaths.append(bury(engine, error, "it has stopped"))
 
-    task = ComputeTask(bell, time.monotonic, died)
+    task = Compute(bell, time.monotonic, post)
     found = []
     for backend in backends:
         inbox = Inbox(16, bell=bell)
         engine = Engine(backend, policy, inbox, Outlet(post), Metrics(), time.monotonic)
-        task.add(engine)
+        task.add(engine, partial(died, engine))
         found.append(Threaded(task, engine, deaths))
     return found
 
@@ -96,7 +99,7 @@ async def test_a_stream_crosses_the_thread_whole_and_in_order() -> None:
     (one,) = threaded(backend)
     inbox = one.inbox
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_compute, one.compute)
+        nursery.start_soon(run_machine, one.compute)
         items = await read(request(backend, inbox, 50))
         one.compute.close()
     tokens = [item.token_id for item in items if isinstance(item, TokenOut)]
@@ -119,7 +122,7 @@ async def test_who_submits_on_trios_thread_ends_the_tick_on_the_engines() -> Non
 
     backend.meanwhile = meanwhile
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_compute, one.compute)
+        nursery.start_soon(run_machine, one.compute)
         batch = request(backend, inbox, 3, lane="background")
         await computing.wait()
         person = request(backend, inbox, 3, handle=2)
@@ -137,7 +140,7 @@ async def test_closing_the_task_ends_an_idle_engine() -> None:
     """An engine with nothing to do wakes up to leave."""
     (one,) = threaded(FakeBackend())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_compute, one.compute)
+        nursery.start_soon(run_machine, one.compute)
         await trio.testing.wait_all_tasks_blocked()
         one.compute.close()
 
@@ -146,7 +149,7 @@ async def test_being_cancelled_ends_the_thread_too() -> None:
     """A cancelled daemon does not wait for an idle engine."""
     (one,) = threaded(FakeBackend())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_compute, one.compute)
+        nursery.start_soon(run_machine, one.compute)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert one.inbox.closed
@@ -160,7 +163,7 @@ async def test_an_engine_that_dies_tells_its_streams_and_the_others_go_on() -> N
     async with trio.open_nursery() as nursery:
         lost = request(FakeBackend(), bad.inbox, 50)
         whole = request(FakeBackend(), good.inbox, 50, handle=2)
-        nursery.start_soon(run_compute, bad.compute)
+        nursery.start_soon(run_machine, bad.compute)
         end, other = (await read(lost))[-1], (await read(whole))[-1]
         bad.compute.close()
     assert isinstance(end, Finished)
@@ -174,7 +177,7 @@ async def test_the_only_engine_that_dies_ends_no_task() -> None:
     (one,) = threaded(FakeBackend(faults={3: InjectedFault(died="the card fell off the bus")}))
     async with trio.open_nursery() as nursery:
         stream = request(FakeBackend(), one.inbox, 50)
-        nursery.start_soon(run_compute, one.compute)
+        nursery.start_soon(run_machine, one.compute)
         await read(stream)
         assert one.inbox.closed
         one.compute.close()

@@ -16,7 +16,7 @@ from uma_trio.engine.drafts.drafting import NoDrafts, Unread
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.side import Ledger
+from uma_trio.machine.background import Charges
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.fairness import Path
 from uma_trio_sim.fake import FakeBackend
@@ -44,9 +44,9 @@ class Reader(NoDrafts):
         self.now += TOKEN_S * part.n_tokens
 
 
-def feeding(reader: Reader, ledger: Ledger, *, overlaps: bool = False) -> Feeding:
+def feeding(reader: Reader, charges: Charges, *, overlaps: bool = False) -> Feeding:
     """Return what feeds `reader`."""
-    return Feeding(reader, ledger, lambda: reader.now, lambda: overlaps)
+    return Feeding(reader, charges, lambda: reader.now, lambda: overlaps, {})
 
 
 @given(st.lists(st.integers(0, 2000), min_size=1, max_size=16), st.floats(1e-4, 5e-3))
@@ -54,37 +54,37 @@ def test_texts_are_taken_in_within_what_is_left_and_charged_to_whose_they_are(
     texts: list[int], most_s: float
 ) -> None:
     """After a few parts a token takes what was measured, and no part is longer than what fits."""
-    reader, ledger = Reader(list(texts)), Ledger()
-    work, spent = feeding(reader, ledger), Counter[Path]()
+    reader, charges = Reader(list(texts)), Charges()
+    work, spent = feeding(reader, charges), Counter[Path]()
     for n in range(200):
         before = reader.now
-        if not work.look({}, alone=False):
+        if not work.claim(idle=False):
             break
-        took_s = work.do(most_s)
+        took_s = work.advance(most_s, idle=False)
         assert took_s == pytest.approx(reader.now - before)
         if n > 20:
             assert took_s <= 1.05 * most_s
-        spent.update(ledger.take())
+        spent.update(charges.take())
     assert spent == pytest.approx({path: TOKEN_S * n for path, n in reader.read.items()})
 
 
 def test_a_text_is_taken_in_to_its_end() -> None:
     """Little by little, however little is left of each tick."""
     reader = Reader([1000, 10])
-    work = feeding(reader, Ledger())
-    while work.look({}, alone=False):
-        work.do(2e-4)
+    work = feeding(reader, Charges())
+    while work.claim(idle=False):
+        work.advance(2e-4, idle=False)
     assert reader.left == [0, 0]
 
 
 def test_beside_a_decode_that_leaves_the_host_free_nobody_waits_for_it_and_nobody_pays() -> None:
     """Between two ticks of such a device there is none of it."""
-    reader, ledger = Reader([300]), Ledger()
-    work = feeding(reader, ledger, overlaps=True)
-    assert not work.look({}, alone=False)
-    work.beside({})
+    reader, charges = Reader([300]), Charges()
+    work = feeding(reader, charges, overlaps=True)
+    assert not work.claim(idle=False)
+    work.take_in_all()
     assert reader.left == [300 - INDEXED_A_TICK]
-    assert ledger.take() == {}
+    assert charges.take() == {}
 
 
 class Noting(Drafter):

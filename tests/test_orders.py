@@ -2,74 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
-from attrs import fields
 from engine_kit import KINDS, Bench, OnDevice
 
 from uma_trio.backend.base import Overlap, nothing
-from uma_trio.engine.chunk import Tick
-from uma_trio.engine.orders import Order, Overlapped, Serial, TickParts
 from uma_trio_sim.fake import FakeBackend
-
-PREPARED, PLANNED = cast("Tick", "the prepared tick"), cast("Tick", "the planned tick")
-
-
-def spoken(*, prepared: bool = False) -> tuple[TickParts, list[str]]:
-    """Return parts that note their names in the list, with or without a prepared tick that comes next."""
-    said: list[str] = []
-
-    def part(name: str) -> object:
-        def do(*_args: object) -> Tick | None:
-            said.append(name)
-            if name == "take_prepared":
-                return PREPARED if prepared else None
-            return PLANNED if name == "plan" else None
-
-        return do
-
-    return TickParts(**{each.name: part(each.name) for each in fields(TickParts)}), said
-
-
-def a_tick(order: Order) -> Tick | None:
-    """Go through a tick in this order."""
-    tick = order.next_tick(1.0)
-    if tick is not None:
-        order.beside(tick)
-    return tick
-
-
-def test_on_a_cpu_a_tick_is_planned_from_what_is_committed_and_published_right_before_the_decode() -> (
-    None
-):
-    """Commit, plan, publish: nothing is prepared, and nothing is left for the time of the decode."""
-    parts, said = spoken(prepared=True)
-    assert a_tick(Serial(parts)) is PLANNED
-    assert said == [
-        *("commit", "take_in", "side_work", "plan"),
-        *("publish", "masks_elsewhere", "decode_begins"),
-    ]
-
-
-def test_on_a_gpu_a_prepared_tick_is_submitted_and_its_predecessor_committed_beside_it() -> None:
-    """Submit, then commit, publish and prepare while it is computed."""
-    parts, said = spoken(prepared=True)
-    assert a_tick(Overlapped(parts, Serial(parts))) is PREPARED
-    assert said == [
-        *("take_prepared", "side_work"),
-        *("commit_beside", "publish", "masks_here", "prepare"),
-    ]
-
-
-def test_on_a_gpu_what_was_not_foreseen_is_committed_before_the_next_plan() -> None:
-    """The order of a CPU for this once; the tick behind it is prepared again."""
-    parts, said = spoken()
-    assert a_tick(Overlapped(parts, Serial(parts))) is PLANNED
-    assert said == [
-        *("take_prepared", "commit", "take_in", "side_work", "plan"),
-        *("commit_beside", "publish", "masks_here", "prepare"),
-    ]
 
 
 class Changing(OnDevice):

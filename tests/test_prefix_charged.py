@@ -28,13 +28,13 @@ class Charging(Engine):
         super().__init__(*given, **named)  # type: ignore[arg-type]
         self.spent: Counter[int] = Counter()
         self.charged: Counter[int] = Counter()
-        charge = self.side.charge
+        charge = self.background.charge
 
         def charged(spent: Mapping[tuple[int, ...], float]) -> None:
             self.spent.update({client: seconds for (client,), seconds in spent.items()})
             charge(spent)
 
-        self.side.charge = charged
+        self.background.charge = charged
 
     def finish(self, tick: Tick, status: int) -> None:
         """Note what was charged."""
@@ -70,9 +70,9 @@ def test_restores_and_saves_are_charged_to_whom_they_serve(kind: type[FakeBacken
     made.submit(letters(1, 640), 4, namespace=MINE, client=7)
     made.run()
     save_all(made)
-    spent = made.engine.cells.prefix.ledger.take()
+    spent = made.engine.cells.prefix.charges.take()
     assert spent[7,] > 0
-    made.engine.cells.prefix.ledger.spend((7,), spent[7,])
+    made.engine.cells.prefix.charges.spend((7,), spent[7,])
     forget_cells(made)
     made.submit(letters(2, 40), 90, namespace="2", client=8, lane="background")
     made.submit(letters(3, 40), 90, namespace="3", client=7, lane="background")
@@ -114,7 +114,7 @@ def test_where_ticks_are_prepared_each_charge_reaches_the_memory_once() -> None:
     made.ticks(20)
     before = engine.memory.used_s[7] - engine.memory.used_s[8]
     for _ in range(10):
-        engine.cells.prefix.ledger.spend((7,), 3.0)
+        engine.cells.prefix.charges.spend((7,), 3.0)
         made.engine.tick()
     made.ticks(4)
     after = engine.memory.used_s[7] - engine.memory.used_s[8]

@@ -8,18 +8,20 @@ from collections.abc import Mapping
 
 import pytest
 from attrs import define, field
-from engine_kit import Bench
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.side import (
+from uma_trio.machine.background import (
+    IDLE_S,
     MOST_SAVED_S,
     PACE_SHARE,
     TICK_SHARE,
-    Desk,
-    Ledger,
-    Yields,
+    Background,
+    BackgroundScheduler,
+    Bound,
+    Charges,
+    Load,
+    Part,
 )
 from uma_trio.policy.fairness import Path
 from uma_trio.policy.prefix import SAVING_SHARE
@@ -44,77 +46,67 @@ class Parts:
     """A work whose `parts` take so many seconds each; what was `begun` within how much is kept."""
 
     clock: Clock
-    ledger: Ledger
+    charges: Charges
     path: Path
     parts: list[float]
-    yields_to: Yields = "readers"
+    bound: Bound = "readers"
     makes_room: bool = False
     begun: list[tuple[float, float]] = field(factory=list)
 
-    def look(self, running: Mapping[int, Sequence], *, alone: bool) -> bool:
-        """Whether there is a part."""
-        return bool(self.parts)
+    def claim(self, *, idle: bool) -> Part | None:
+        """Return the next part."""
+        return Part(self.parts[0], waits=True) if self.parts else None
 
-    def do(self, most_s: float) -> float:
+    def advance(self, most_s: float, *, idle: bool) -> float:
         """Do the parts that fit."""
         took_s = 0.0
-        while self.parts and self.parts[0] <= most_s - took_s:
+        while self.parts and self.parts[0] <= most_s - took_s and not (idle and took_s):
             part_s = self.parts.pop(0)
             self.begun.append((part_s, most_s - took_s))
             self.clock.now += part_s
-            self.ledger.spend(self.path, part_s)
+            self.charges.spend(self.path, part_s)
             took_s += part_s
         return took_s
-
-    def falls_short(self, left_s: float) -> bool:
-        """Whether the next one takes more than is left."""
-        return bool(self.parts) and 0 < left_s < self.parts[0]
-
-    def do_idle(self, most_s: float) -> float | None:
-        """Do one."""
-        return 0.0 if self.do(min(most_s, self.parts[0] if self.parts else 0.0)) > 0 else None
 
 
 @define(eq=False)
 class Made:
-    """A desk, its works, and what it charged; `readers` and `prompts` are who may run."""
+    """A scheduler, the works of a model, and what was charged; a reader's tick can wait `spare_s`."""
 
     works: list[Parts]
-    desk: Desk
+    scheduler: BackgroundScheduler
+    background: Background
     charged: Counter[Path]
     clock: Clock
-    readers: dict[int, Sequence]
-    prompts: dict[int, Sequence]
+    spare_s: float
 
-    def between_ticks(self) -> float:
-        """Return how long the desk took between two ticks beside a reader."""
+    def between_ticks(self, *, read: bool = True, alone: bool = False) -> float:
+        """Return how long it took between two ticks beside one request, which somebody reads or which has no token yet."""
         before = self.clock.now
-        self.desk.between_ticks(self.readers, 0, TICK_S)
+        self.scheduler.between_ticks(
+            self.background,
+            lambda: Load(
+                tick_s=TICK_S,
+                spare_s=self.spare_s,
+                pace_s=PACE_S,
+                is_read=read and not alone,
+                has_people=True,
+                has_others=not read,
+            ),
+        )
         return self.clock.now - before
 
 
-def desk(parts: list[list[float]], spare_s: float = SHARE_S) -> Made:
-    """Return a desk with a work for each list of parts, of clients 1, 2, ...; a reader's tick can wait `spare_s`."""
-    clock, ledger, charged = Clock(), Ledger(), Counter[Path]()
-    works = [Parts(clock, ledger, (n,), list(each)) for n, each in enumerate(parts, start=1)]
+def made_of(parts: list[list[float]], spare_s: float = SHARE_S) -> Made:
+    """Return a work for each list of parts, of clients 1, 2, ..., and their scheduler."""
+    clock, charges, charged = Clock(), Charges(), Counter[Path]()
+    works = [Parts(clock, charges, (n,), list(each)) for n, each in enumerate(parts, start=1)]
 
     def charge(spent: Mapping[Path, float]) -> None:
         charged.update(spent)
 
-    made = Desk(works, ledger, charge, PACE_S, clock, lambda _now: spare_s)
-    return Made(works, made, charged, clock, running(read=True), running(read=False))
-
-
-def running(*, read: bool) -> dict[int, Sequence]:
-    """Return one interactive request, which somebody reads or which has no token yet."""
-    bench = Bench()
-    bench.submit("hello", 8)
-    bench.engine.tick()
-    if read:
-        bench.ticks(2)
-    found = dict(bench.engine.registry.running)
-    assert [each.view.protected for each in found.values()] == [read]
-    return found
+    background = Background(works, charges, charge)
+    return Made(works, BackgroundScheduler(clock), background, charged, clock, spare_s)
 
 
 seconds = st.floats(1e-4, 0.05)
@@ -123,25 +115,25 @@ seconds = st.floats(1e-4, 0.05)
 @given(st.lists(st.lists(seconds, max_size=6), min_size=1, max_size=3), st.booleans())
 def test_what_is_spent_is_what_is_charged(parts: list[list[float]], alone: bool) -> None:
     """For each client, over any number of ticks, whoever is bounded by whom."""
-    made = desk(parts)
+    made = made_of(parts)
     for _ in range(40):
-        made.desk.between_ticks(made.readers, 1 if alone else 0, TICK_S)
+        made.between_ticks(alone=alone)
     spent: Counter[Path] = Counter()
     for work in made.works:
         for part_s, _ in work.begun:
             spent[work.path] += part_s
     assert dict(made.charged) == pytest.approx(dict(spent))
-    assert sum(spent.values()) == pytest.approx(made.desk.spent_s)
+    assert sum(spent.values()) == pytest.approx(made.background.spent_s)
 
 
 @given(st.lists(st.lists(seconds, max_size=6), min_size=1, max_size=3))
 def test_no_part_is_begun_that_is_longer_than_the_allowance(parts: list[list[float]]) -> None:
     """Beside readers the parts between two ticks take no longer than the share and what was put by."""
-    made = desk(parts)
+    made = made_of(parts)
     earned_s = 0.0
     for _ in range(40):
         before, earned_s = made.clock.now, earned_s + SHARE_S
-        made.desk.between_ticks(made.readers, 0, TICK_S)
+        made.between_ticks()
         took_s = made.clock.now - before
         assert took_s <= earned_s + 1e-9
         earned_s -= took_s
@@ -151,14 +143,14 @@ def test_no_part_is_begun_that_is_longer_than_the_allowance(parts: list[list[flo
 
 def test_what_is_too_little_for_a_part_adds_up() -> None:
     """A page of a slow bus is restored after some ticks, not never."""
-    made = desk([[2.5 * SHARE_S]])
+    made = made_of([[2.5 * SHARE_S]])
     after = [made.between_ticks() for _ in range(3)]
     assert after == [0.0, 0.0, 2.5 * SHARE_S]
 
 
 def test_nothing_adds_up_where_no_part_waits() -> None:
     """Who had nothing to do has no claim to a longer wait of readers later."""
-    made = desk([[]])
+    made = made_of([[]])
     for _ in range(10):
         made.between_ticks()
     made.works[0].parts += [SHARE_S, SHARE_S]
@@ -167,56 +159,61 @@ def test_nothing_adds_up_where_no_part_waits() -> None:
 
 def test_where_nobody_reads_it_is_done_as_far_as_there_is_any() -> None:
     """Nobody's token is late by it."""
-    made = desk([[0.05] * 4])
-    made.desk.between_ticks(made.prompts, 0, TICK_S)
+    made = made_of([[0.05] * 4])
+    made.between_ticks(read=False)
     assert made.works[0].parts == []
 
 
 def test_what_makes_room_comes_first_where_nobody_reads() -> None:
     """Others take the place of what was saved; beside readers the more urgent work is first."""
     for read in (True, False):
-        made = desk([[0.001], [0.001]])
+        made = made_of([[0.001], [0.001]])
         made.works[1].makes_room = True
         order: list[Path] = []
         for work in made.works:
             work.begun = Noted(order, work.path)
-        made.desk.between_ticks(made.readers if read else made.prompts, 0, TICK_S)
+        made.between_ticks(read=read)
         assert order == ([(1,), (2,)] if read else [(2,), (1,)])
 
 
 @pytest.mark.parametrize("read", [False, True])
 def test_saving_takes_two_per_cent_of_the_time_on_all_models_together(read: bool) -> None:
     """While a client waits for a token."""
-    one, other = desk([[0.001] * 1000], math.inf), desk([[0.001] * 1000], math.inf)
-    other.desk.saving_budget = one.desk.saving_budget
-    other.clock = other.desk.clock = other.works[0].clock = one.clock
+    one, other = made_of([[0.001] * 1000], math.inf), made_of([[0.001] * 1000], math.inf)
+    other.scheduler = one.scheduler
+    other.clock = other.works[0].clock = one.clock
     for made in (one, other):
         made.works[0].makes_room = True
     for _ in range(500):
         one.clock.now += TICK_S
         for made in (one, other):
-            made.desk.between_ticks(made.readers if read else made.prompts, 0, TICK_S)
-    spent_s = one.desk.spent_s + other.desk.spent_s
+            made.between_ticks(read=read)
+    spent_s = one.background.spent_s + other.background.spent_s
     assert spent_s == pytest.approx(SAVING_SHARE * one.clock.now + MOST_SAVED_S, abs=0.002)
 
 
 def test_work_for_nobody_who_runs_keeps_to_its_share() -> None:
     """Indexing delays no tick by more, even one that nobody reads, and not what a request waits for."""
-    made = desk([[0.004], [SHARE_S / 2] * 4], math.inf)
-    made.works[1].yields_to = "ticks"
-    made.desk.between_ticks(made.prompts, 0, TICK_S)
+    made = made_of([[0.004], [SHARE_S / 2] * 4], math.inf)
+    made.works[1].bound = "ticks"
+    made.between_ticks(read=False)
     assert made.clock.now == pytest.approx(0.004 + SHARE_S / 2)
 
 
 def test_while_nothing_is_computed_one_part_is_done_at_a_time() -> None:
-    """The inbox is looked at between two."""
-    made = desk([[0.002], [0.0005, 0.0005]])
-    assert made.desk.while_idle(1e-3) == 0
-    assert (made.works[0].parts, made.works[1].parts) == ([0.002], [0.0005])
-    assert made.desk.while_idle(math.inf) == 0
-    assert made.works[0].parts == []
-    assert made.desk.while_idle(math.inf) == 0
-    assert made.desk.while_idle(math.inf) is None
+    """Quick ones at once, and others after half a second; the inbox is looked at between two."""
+    made = made_of([[0.002], [0.0005, 0.0005]])
+
+    def idle() -> float | None:
+        return made.scheduler.idle([made.background], 0.0)
+
+    assert [idle(), idle()] == [0, 0]
+    assert [work.parts for work in made.works] == [[0.002], []]
+    wait_s = idle()
+    assert wait_s == pytest.approx(IDLE_S - 0.001)
+    made.clock.now += wait_s
+    assert idle() == 0
+    assert idle() is None
 
 
 class Noted(list[tuple[float, float]]):

@@ -4,80 +4,68 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from attrs import evolve
-from encoder_kit import FakeEncoder
-from engine_kit import Doze, Sink
-from machine_kit import Clock, Machine
+from encoder_kit import PART_S as PART_S_OF_TEXT
+from streams_kit import COST, STEP_S, Streams, Timed
 
-from uma_trio.backend.base import BackendDied, IntArray, Overlap, nothing
-from uma_trio.engine.compute import ComputeTask
-from uma_trio.engine.encoder_engine import LOOK_S, LOOKS, EncoderEngine
-from uma_trio.engine.encoding import Encodings
-from uma_trio.engine.inbox import Inbox
-from uma_trio.engine.loop import Engine
+from uma_trio.backend.base import BackendDied, Overlap, nothing
+from uma_trio.engine.encoder_engine import LOOK_S, LOOKS
 from uma_trio.engine.messages import (
-    Encode,
     Explain,
     Finished,
     Inspect,
-    SamplingParams,
-    Submit,
     TokenOut,
 )
-from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.planner import EngineSettings, Planner
+from uma_trio.engine.planner import Planner
 from uma_trio.engine.records import Recorded, Wait
-from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim, chosen, free_s, leads
 from uma_trio.engine.waits import wait_of
-from uma_trio.observe.metrics import Metrics
+from uma_trio.machine.machine import Machine as Compute
+from uma_trio.machine.work import CAREFUL, EARLY_S, PART_S, Claim, Grant, choose, free_s, leads
 from uma_trio.policy.cost import CostModel, Staircase, Work
-from uma_trio.policy.deadline import deadline
-from uma_trio.policy.state import Contract
 from uma_trio.words import Lane
 
 FLOOR = 0.05
-READER = TickClaim(due_at=1.040, takes_s=0.010, least_s=0.010)
-BATCH = TickClaim(works=True, least_s=0.010)
+READER = Claim(due_at=1.040, takes_s=0.010, least_s=0.010)
+BATCH = Claim(has_work=True, least_s=0.010)
 
 
 def test_nobody_is_next_where_nothing_is_to_be_computed() -> None:
     """As after the last answer."""
-    assert chosen([TickClaim(), TickClaim()], 0.0, FLOOR) is None
+    assert choose([Claim(), Claim()], 0.0, FLOOR) is None
 
 
 def test_work_that_nobody_reads_goes_first_while_a_reader_has_time() -> None:
     """The reader's token is computed when its tick has to begin."""
-    assert chosen([READER, BATCH], 1.0, FLOOR) == 1
-    assert chosen([READER, BATCH], READER.begins_at, FLOOR) == 0
+    assert choose([READER, BATCH], 1.0, FLOOR) == 1
+    assert choose([READER, BATCH], READER.begins_at, FLOOR) == 0
 
 
 def test_a_reader_does_not_wait_where_nobody_else_works() -> None:
     """Its token comes as soon as it can."""
-    assert chosen([TickClaim(), READER], 1.0, FLOOR) == 1
+    assert choose([Claim(), READER], 1.0, FLOOR) == 1
 
 
 def test_of_two_readers_the_one_whose_tick_has_to_begin_first_is_next() -> None:
     """What is due later but takes longer may have to begin before."""
-    long = TickClaim(due_at=1.060, takes_s=0.050)
-    assert chosen([READER, long], 1.0, FLOOR) == 1
+    long = Claim(due_at=1.060, takes_s=0.050)
+    assert choose([READER, long], 1.0, FLOOR) == 1
 
 
 def test_of_two_models_without_readers_the_one_that_had_less_is_next() -> None:
     """So both get half of the machine."""
-    rich = TickClaim(works=True, least_s=0.010, used_s=2.0)
-    assert chosen([rich, BATCH], 1.0, FLOOR) == 1
+    rich = Claim(has_work=True, least_s=0.010, used_s=2.0)
+    assert choose([rich, BATCH], 1.0, FLOOR) == 1
 
 
 def test_who_waits_for_long_gets_its_smallest_tick_whoever_reads() -> None:
     """A twentieth of the machine, however little time readers leave."""
-    waits = TickClaim(works=True, least_s=0.010, waited_s=0.010 / FLOOR)
-    assert chosen([READER, waits], READER.begins_at, FLOOR) == 1
+    waits = Claim(has_work=True, least_s=0.010, waited_s=0.010 / FLOOR)
+    assert choose([READER, waits], READER.begins_at, FLOOR) == 1
     assert free_s([READER, waits], 1, READER.begins_at, FLOOR) == 0.010
 
 
@@ -94,159 +82,27 @@ def test_a_tick_waits_until_readers_are_far_enough_ahead_for_a_large_one() -> No
     wants = evolve(BATCH, wants_s=0.200)
     for begins_at, next_one in ((1.199, 0), (1.201, 1)):
         due_at = begins_at + CAREFUL * 0.010 + EARLY_S
-        reader = TickClaim(due_at=due_at, takes_s=0.010, reach_s=0.300)
-        assert chosen([reader, wants], 1.0, FLOOR) == next_one
+        reader = Claim(due_at=due_at, takes_s=0.010, reach_s=0.300)
+        assert choose([reader, wants], 1.0, FLOOR) == next_one
 
 
 def test_a_tick_does_not_wait_for_more_than_readers_can_be_ahead() -> None:
     """It takes what there is."""
     wants = evolve(BATCH, wants_s=0.200)
-    assert chosen([evolve(READER, reach_s=0.030), wants], 1.0, FLOOR) == 0
-    assert chosen([evolve(READER, reach_s=0.026), wants], 1.0, FLOOR) == 1
+    assert choose([evolve(READER, reach_s=0.030), wants], 1.0, FLOOR) == 0
+    assert choose([evolve(READER, reach_s=0.026), wants], 1.0, FLOOR) == 1
 
 
 def test_a_reader_leads_where_another_model_works() -> None:
     """And where readers of two models need most of the machine, so that no tick may be late."""
-    light, heavy = (TickClaim(due_at=1.0, takes_s=0.040 * part, load=part) for part in (0.2, 0.5))
+    light, heavy = (Claim(due_at=1.0, takes_s=0.040 * part, load=part) for part in (0.2, 0.5))
     assert leads([READER, BATCH], 0)
     assert not leads([light, heavy], 0)
     assert leads([heavy, heavy], 0)
-    assert not leads([evolve(heavy, load=0.9), TickClaim()], 0)
+    assert not leads([evolve(heavy, load=0.9), Claim()], 0)
 
 
 # --- several engines ---
-
-COST = CostModel(Staircase((1, 16, 512), (0.010, 0.014, 0.400)))
-STEP_S = 0.040
-
-
-class Streams:
-    """Engines in virtual time, and the time of each token of each stream.
-
-    The ticks of the last one take `slower` times as long, and have so many `parts`.
-    """
-
-    def __init__(
-        self,
-        n: int,
-        truth: CostModel = COST,
-        *,
-        slower: float = 1.0,
-        parts: int = 1,
-        drafts: bool = False,
-    ) -> None:
-        self.clock = Clock()
-        bell = Doze(self._sleeps)
-        self.compute = ComputeTask(bell, self.clock, self._died)
-        self.engines, self.machines, self.encoders = [], [], list[EncoderEngine]()
-        self.later: list[Callable[[], object]] = []  # called one by one where nothing is left to do
-        self.deaths: list[Exception] = []
-        self.raises = True  # what an engine raised
-        for index in range(n):
-            cost = truth.times(slower) if index == n - 1 else truth
-            machine = Machine(cost, self.clock, parts=parts if index == n - 1 else 1)
-            machine.limits = evolve(machine.limits, n_rows=40)  # some are for drafts
-            engine = Engine(
-                *(machine, deadline, Inbox(99, bell=bell), Outlet(lambda deliver: deliver())),
-                *(Metrics(), self.clock),
-                settings=EngineSettings(
-                    cost=cost,
-                    contract=Contract(reading_pace_s=STEP_S, paid_drafts=drafts),
-                    drafts=drafts,
-                ),
-            )
-            self.machines.append(machine)
-            self.engines.append(engine)
-            self.compute.add(engine)
-        self._handles = 0
-
-    def encoder(self, **options: Any) -> EncoderEngine:
-        """Let an encoder be computed, too; return its engine."""
-        model = FakeEncoder(passes=self.clock.passes, **options)
-        queue = Encodings(model, lambda call: call(), self.clock)
-        inbox = Inbox(99, bell=self.engines[0].inbox.bell)
-        engine = EncoderEngine(queue, inbox, lambda call: call(), self.clock)
-        self.compute.add(engine)
-        self.encoders.append(engine)
-        return engine
-
-    def encode(self, engine: EncoderEngine, lengths: Sequence[int], user: str = "u") -> list[float]:
-        """Ask for vectors; return a list that gets the time at which they are there."""
-        self._handles += 1
-        answered: list[float] = []
-        order = list(reversed(range(len(lengths))))
-        engine.inbox.put(
-            Encode(
-                *(self._handles, user, [tokens(n) for n in lengths], order),
-                lambda _found: answered.append(self.clock.now),
-                self.clock.now,
-            )
-        )
-        return answered
-
-    def ask(self, model: int, n_prompt: int, n: int, lane: Lane = "interactive") -> Timed:
-        """Submit a request; return its stream."""
-        self._handles += 1
-        sink = Timed(self.clock)
-        self.engines[model].inbox.submit(
-            Submit(
-                *(self._handles, tokens(n_prompt), n, SamplingParams(), (), lane),
-                client=self._handles,
-                credit=10_000,
-                sink=sink,
-                submitted=self.clock.now,
-                smooth=True,
-            )
-        )
-        return sink
-
-    def run(self) -> None:
-        """Compute until nothing is left to do."""
-        self.compute.run()
-        if self.deaths and self.raises:
-            raise self.deaths[0]
-
-    def _sleeps(self, seconds: float | None) -> bool:
-        if any(e.registry.running or e.registry.waiting for e in self.engines):
-            self.clock.now += seconds or 0.0
-            return False
-        if any(each.queue.has_work for each in self.encoders):
-            raise AssertionError("it sleeps while texts wait")
-        if self.later:
-            self.later.pop()()
-            return True
-        self.compute.close()
-        return True
-
-    def _died(self, engine: Engine, error: Exception) -> None:
-        self.deaths.append(error)
-        engine.fail_all("E_RUNTIME_004", str(error))
-
-
-class Timed(Sink):
-    """A stream that notes when each item is shown, and calls `heard` when it comes."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.clock, self.times = clock, list[float]()
-        self.heard: Callable[[], object] = lambda: None
-
-    def send_nowait(self, item: object) -> None:
-        """Keep it, with the time."""
-        super().send_nowait(item)  # type: ignore[arg-type]
-        self.times.append(max(self.clock.now, getattr(item, "show_at", 0.0)))
-        self.heard()
-
-    @property
-    def gaps(self) -> list[float]:
-        """The seconds between two tokens."""
-        times = self.times[1:-1]  # the end of the prompt and that of the answer are no tokens
-        return [b - a for a, b in pairwise(times)]
-
-
-def tokens(n: int) -> IntArray:
-    """Return a prompt of so many tokens."""
-    return np.arange(n, dtype=np.int32) % 200
 
 
 def test_a_reader_keeps_its_step_while_another_model_computes_a_long_prompt() -> None:
@@ -419,7 +275,7 @@ def test_beside_one_reader_texts_have_half_of_the_machine(length: int, slower: f
     streams.run()
     shown_s = reader.times[-1] - reader.times[20]
     assert shown_s <= 80 * STEP_S
-    assert encoder.queue.figures.seconds >= 0.5 * reader.times[-1]
+    assert PART_S_OF_TEXT * encoder.queue.figures.tokens >= 0.5 * reader.times[-1]
 
 
 def test_texts_leave_the_machine_to_who_waits_for_a_first_token() -> None:
@@ -462,7 +318,7 @@ def test_texts_leave_half_of_the_machine_to_an_answer_that_nobody_reads() -> Non
     answer = streams.ask(0, 8, 100, "background")
     streams.encode(encoder, [40] * 500)
     streams.run()
-    assert encoder.queue.figures.seconds == pytest.approx(20.0, abs=1e-6)
+    assert PART_S_OF_TEXT * encoder.queue.figures.tokens == pytest.approx(20.0, abs=1e-6)
     assert answer.times[-1] == pytest.approx(2.0, rel=0.15)
 
 
@@ -473,11 +329,11 @@ def test_while_nothing_else_is_computed_a_turn_is_long_until_a_message_comes() -
     streams.encode(encoder, [40] * 400)
     bell, began = encoder.inbox.bell, clock.now
     bell.rang = False
-    encoder.tick()
+    encoder.advance(Grant())
     assert clock.now - began == pytest.approx(LOOKS * LOOK_S)
     bell.ring()
     began = clock.now
-    encoder.tick()
+    encoder.advance(Grant())
     assert clock.now - began == pytest.approx(LOOK_S)
 
 
@@ -487,9 +343,8 @@ def test_a_turn_is_short_where_readers_of_another_model_wait() -> None:
     encoder, clock = streams.encoder(), streams.clock
     streams.encode(encoder, [40] * 400)
     encoder.inbox.bell.rang = False
-    encoder.limit(1.5 * LOOK_S, leads=False)
     began = clock.now
-    encoder.tick()
+    encoder.advance(Grant(most_s=1.5 * LOOK_S))
     assert clock.now - began == pytest.approx(1.5 * LOOK_S, abs=1.1e-3)
 
 
@@ -524,14 +379,14 @@ def test_an_encoder_outlives_the_engine_of_another_model() -> None:
 def test_nothing_is_kept_of_an_engine_that_has_left() -> None:
     """Also where another one waited for it: its saved prefixes are memory for others."""
     staying, leaving = Streams(2).engines
-    compute = ComputeTask(staying.inbox.bell, lambda: 0.0, lambda *_died: None, lambda _gone: None)
+    compute = Compute(staying.inbox.bell, lambda: 0.0)
     compute.add(staying)
     compute.add(leaving)
     compute._attend()
-    staying.registry.beside = leaving.registry
-    leaving.inbox.close()
+    staying.delayed_by = leaving
+    compute._members[1].is_leaving = True
     compute._attend()
-    assert staying.registry.beside is None
+    assert staying.delayed_by is None
 
 
 def test_an_answer_is_the_same_beside_another_model() -> None:
@@ -548,9 +403,9 @@ def test_an_answer_is_the_same_beside_another_model() -> None:
 def test_a_request_that_waits_for_its_cells_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are restored between ticks, so that a tick has to be asked for."""
     engine = Streams(2).engines[0]
-    assert not engine.claim(0.0).works
+    assert not engine.claim(0.0).has_work
     monkeypatch.setattr(type(engine.cells), "blocked", property(lambda _cells: {1}))
-    assert engine.claim(0.0).works
+    assert engine.claim(0.0).has_work
 
 
 # --- while a model is loaded ---
@@ -696,12 +551,12 @@ def test_an_engine_that_raises_is_not_called_again(monkeypatch: pytest.MonkeyPat
 
         return call
 
-    for name in ("claim", "tick", "publish", "aside", "while_idle"):
+    for name in ("claim", "advance", "publish"):
         monkeypatch.setattr(engine, name, noted(name))
     streams.ask(1, 8, 100)
     streams.run()
     assert len(streams.deaths) == 1
-    assert not {"claim", "tick", "aside", "while_idle"} & {*calls[calls.index("raised") :]}
+    assert not {"claim", "advance"} & {*calls[calls.index("raised") :]}
 
 
 def test_texts_do_not_wait_for_readers_who_have_no_slot() -> None:

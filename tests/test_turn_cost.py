@@ -13,7 +13,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.kv.pages import Page, PageTrie, common
 from uma_trio.engine.kv.saving import Saving
 from uma_trio.engine.kv.store import PageStore
-from uma_trio.engine.side import Ledger
+from uma_trio.machine.background import Charges
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.prefix import PAGE
 from uma_trio_sim.fake import FakeBackend
@@ -78,7 +78,7 @@ def test_a_page_that_went_is_not_found() -> None:
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 640, 10_007])
 def test_what_a_prefix_is_worth_is_the_sum_of_its_pages(cost: CostModel | None, n: int) -> None:
     """It is found without going through them."""
-    saving = Saving(FakeBackend(), PageStore(1 << 20, lambda: 0.0), lambda: 0.0, Ledger(), 0.0)
+    saving = Saving(FakeBackend(), PageStore(1 << 20, lambda: 0.0), lambda: 0.0, Charges(), 0.0)
     saving.cost = cost
     page_s = (
         (lambda at, m: m * saving.worth_s(1) * (1 + at / PAGE / 40))

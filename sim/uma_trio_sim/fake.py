@@ -8,8 +8,9 @@ test what the text must be. It keeps KV cells with a capacity, answers with the 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Literal
 from zlib import crc32
@@ -154,7 +155,7 @@ class FakeBackend:
     Its `vocabulary` may be a real model's. With a `window` it has layers that lose what nobody's
     window holds, as llama.cpp's do: at every decode, all cells that could be taken are. Tokens
     computed behind lost cells are wrong. What of copying, saving and restoring fails is up to
-    `kv_fails`. A decode has so many `parts`, and pauses between them.
+    `kv_fails`. A decode has so many `parts`.
     """
 
     def __init__(
@@ -193,13 +194,14 @@ class FakeBackend:
         self.last_cost_s, self.decodes, self.closed = 0.0, 0, False
         self.lowered = True  # since the last sequence was retired
         self.meanwhile: Overlap = nothing
-        self.part: Overlap = nothing  # what happens in each part but the last
+        self.part: Overlap = nothing  # what happens in each part
         self.computed: dict[int, int] = {}  # tokens computed by slot, for tests of wasted work
         self._key, self._cost, self._end_after = key, cost, end_after
         self._faults = dict(faults or {})
         self._interruptible = interruptible
         self._flag = bytearray(1)  # of the next decode
-        self._hook: Overlap = nothing  # of the next decode
+        self._decoding: Generator[None, None, int] = self._decode_parts(0)
+        self.decode_part_s = 0.0
         self.parts = parts
         self.kv_fails: Callable[[KvVerb], bool] = lambda _verb: False
         self._cells: list[list[int]] = [[] for _ in range(n_seq)]  # history after each position
@@ -246,15 +248,39 @@ class FakeBackend:
         """A decode can be interrupted, and `while_computing` comes before it."""
         return Traits(interruptible=self._interruptible, longest_part=1 / self.parts)
 
-    def let_pause(self, hook: Overlap, predicted_s: float) -> None:
-        """Call `hook` between the parts of the next decode."""
-        self._hook = hook
-
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute the batch, or fail as told; `while_computing` comes first."""
+        self.begin_decode(n_tokens, while_computing, predicted_s=0.0)
+        status = None
+        while status is None:
+            status = self.advance_decode(math.inf)
+        return status
+
+    def begin_decode(
+        self, n_tokens: int, while_computing: Overlap = nothing, *, predicted_s: float
+    ) -> None:
+        """Begin a decode; `while_computing` comes first."""
         while_computing()
+        self.decode_part_s = predicted_s / self.parts
+        self._decoding = self._decode_parts(n_tokens)
+
+    def advance_decode(self, most_s: float, is_wanted: Callable[[], bool] = bool) -> int | None:
+        """Compute parts, of which each should take the same time."""
+        left_s = most_s
+        while True:
+            try:
+                next(self._decoding)
+            except StopIteration as end:
+                status: int = end.value
+                return status
+            left_s -= self.decode_part_s
+            if left_s < self.decode_part_s or is_wanted():
+                return None
+
+    def _decode_parts(self, n_tokens: int) -> Generator[None, None, int]:
+        """Compute the batch, with a stop behind each part but the last; return the status."""
+        self.part()
         flag, self._flag = self._flag, bytearray(1)
-        hook, self._hook = self._hook, nothing
         fault = self._faults.pop(self.decodes, None)
         self.decodes += 1
         self.last_cost_s = 0.0
@@ -265,8 +291,10 @@ class FakeBackend:
             return status
         self.meanwhile()
         for _ in range(self.parts - 1):
+            if flag[0]:
+                return DecodeStatus.ABORTED
+            yield
             self.part()
-            hook()
         if flag[0]:
             return DecodeStatus.ABORTED
         self._compute(n_tokens if fault is None else fault.computed(n_tokens))

@@ -23,7 +23,7 @@ import trio
 from attrs import evolve, frozen
 
 from uma_protocol import Code
-from uma_trio.app.deployment import Deployment, Loaded, Machine, Read, deployed, load
+from uma_trio.app.deployment import Deployment, Loaded, Read, SharedParts, deployed, load
 from uma_trio.app.replacing import Replacing
 from uma_trio.app.wiring import (
     Progress,
@@ -68,11 +68,11 @@ from uma_trio.config.hardware import (
 from uma_trio.config.options import Config
 from uma_trio.config.settings import restated
 from uma_trio.engine.cells import PrefixDisk
-from uma_trio.engine.compute import ComputeTask
-from uma_trio.engine.computed import Computed
-from uma_trio.engine.inbox import Bell
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.task import EngineDied, bury, run_compute
+from uma_trio.engine.task import EngineDied, bury
+from uma_trio.machine.bell import Bell
+from uma_trio.machine.machine import Machine, run_machine
+from uma_trio.machine.work import Work
 from uma_trio.models.entry import AnyDeployment, Entry
 from uma_trio.models.keeper import Keeper
 from uma_trio.observe import log
@@ -277,7 +277,6 @@ class _Daemon:
         self._presence = Presence(time.monotonic, service.directory)
         self._deployments: list[AnyDeployment] = []
         self._new_models = trio.open_memory_channel[ServedModel](math.inf)
-        self._gone: dict[Computed, trio.Event] = {}
         started = [entry for entry in entries if entry.held is not None]
         self._machine = self._make_machine(policy)
         for entry, each in zip(started, loaded, strict=True):
@@ -297,18 +296,12 @@ class _Daemon:
         self._replacing: Replacing | None = None
         self._clients = trio.CancelScope()
 
-    def _make_machine(self, policy: Policy) -> Machine:
+    def _make_machine(self, policy: Policy) -> SharedParts:
         """Make the compute task, and what models share."""
         post = trio.lowlevel.current_trio_token().run_sync_soon
-        bell = Bell()
-        self._compute = ComputeTask(
-            bell,
-            time.monotonic,
-            lambda engine, error: post(self._bury, engine, error),
-            lambda engine: post(self._is_gone, engine),
-            floor=self._config.background_floor,
-        )
-        return Machine(
+        bell, floor = Bell(), self._config.background_floor
+        self._compute = Machine(bell, time.monotonic, post, floor=floor)
+        return SharedParts(
             *(
                 policy,
                 bell,
@@ -318,6 +311,7 @@ class _Daemon:
                 in_threads(HELPERS),
             ),
             readers_s=self._presence,
+            scheduler=self._compute.background,
             debts=self._service.debts,
             disk=self._disk,
         )
@@ -336,7 +330,7 @@ class _Daemon:
         entry.deployment = made
         entry.file_names = made.served.bounds.from_file  # another file may have another name
         self._service.add(made.served)
-        self._compute.add(made.engine)
+        self._compute.add(made.engine, partial(self._bury, made.engine))
         return made
 
     @property
@@ -365,17 +359,9 @@ class _Daemon:
         await _saved([deployment])
         if deployment not in self._deployments:
             return  # its engine has died meanwhile
-        gone = self._gone[deployment.engine] = trio.Event()
         self._deployments.remove(deployment)
-        deployment.engine.inbox.close()
-        if not self._computed.is_set():
-            await gone.wait()
-        del self._gone[deployment.engine]
+        await self._compute.remove(deployment.engine)
         await trio.to_thread.run_sync(deployment.remember)
-
-    def _is_gone(self, engine: Computed) -> None:
-        if engine in self._gone:
-            self._gone[engine].set()
 
     async def run(
         self,
@@ -477,22 +463,19 @@ class _Daemon:
 
     async def _run_compute(self) -> None:
         try:
-            await run_compute(self._compute)
+            await run_machine(self._compute)
         finally:
             self._computed.set()
-            for gone in self._gone.values():
-                gone.set()
 
-    def _bury(self, engine: Computed, error: Exception) -> None:
-        """End the requests of an engine that raised; without another one the daemon ends, too."""
+    def _bury(self, engine: Work, error: Exception) -> None:
+        """End the requests of an engine that raised; if no other model is configured the daemon ends, too."""
         dead = next((one for one in self._deployments if one.engine is engine), None)
         if dead is None:  # it is being unloaded, and nobody waits for it
             self._log.error("the engine has stopped", exc_info=error)
-            self._is_gone(engine)
             return
         self._deployments.remove(dead)
-        last = not self._deployments
-        died = bury(engine, error, _LAST_DIED if last else _ONE_DIED)
+        last = len(self._keeper.entries) < 2  # another one can be loaded, and this one again
+        died = bury(dead.engine, error, _LAST_DIED if last else _ONE_DIED)
         name = dead.served.bounds.model
         self._log.error("the engine has stopped", model=name, exc_info=error)
         if last:

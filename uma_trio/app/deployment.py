@@ -1,7 +1,7 @@
 """Everything of one loaded model, in one value made by one function.
 
 :func:`load` is what takes time; :func:`deployed` wires what it found. A daemon has one
-:class:`Machine`, whose parts all deployments share.
+:class:`SharedParts`, whose parts all deployments share.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from uma_trio.backend.base import Backend, ModelError, ModelFacts
 from uma_trio.backend.gguf_header import mark_of
 from uma_trio.config.options import Config
 from uma_trio.engine.cells import PageStore, PrefixDisk
-from uma_trio.engine.inbox import Bell, Inbox
+from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import MaskThreads
-from uma_trio.engine.side import SavingBudget
+from uma_trio.machine.background import BackgroundScheduler
+from uma_trio.machine.bell import Bell
 from uma_trio.observe import log
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel
@@ -65,8 +66,8 @@ class Loaded:
 
 
 @frozen(eq=False)
-class Machine:
-    """What all models of a daemon share. Texts to encode have helper threads of their own, `run_encoding`. `readers_s` counts the seconds in which clients could be heard, and `debts` are what users owe. Saved prefixes are on the `disk`, too, if there is one."""
+class SharedParts:
+    """What all models of a daemon share. The `scheduler` gives background work its time. Texts to encode have helper threads of their own, `run_encoding`. `readers_s` counts the seconds in which clients could be heard, and `debts` are what users owe. Saved prefixes are on the `disk`, too, if there is one."""
 
     policy: Policy
     bell: Bell
@@ -75,7 +76,7 @@ class Machine:
     run_compiling: RunFor
     run_encoding: RunBlocking
     readers_s: Callable[[], float]
-    saving_budget: SavingBudget = field(factory=SavingBudget)
+    scheduler: BackgroundScheduler
     debts: dict[str, float] = field(factory=dict)
     disk: PrefixDisk | None = None
 
@@ -156,7 +157,7 @@ async def load(
 
 def deployed(
     loaded: Loaded,
-    machine: Machine,
+    machine: SharedParts,
     metrics: Metrics,
     kept: KeptPrefixes | None = None,
     reserved: Container[str] = (),
@@ -185,7 +186,7 @@ def deployed(
         masks=MaskThreads(),
         readers_s=machine.readers_s,
         store=kept.store if kept is not None and kept.file == identity_of(backend) else None,
-        saving_budget=machine.saving_budget,
+        scheduler=machine.scheduler,
         disk=disk,
     )
     engine.refining.keep = lambda cost: _remember(backend, cost)

@@ -108,7 +108,7 @@ def load_backend(
         gpu_layers=config.gpu_layers,
         progress=on_progress,
         log=lambda level, text: getattr(report, level)(text),
-        pauses=several,
+        parts=several,
         polite=polite,
     )
 

@@ -12,7 +12,7 @@ import trio
 from attrs import frozen
 
 from uma_trio import __version__
-from uma_trio.app.deployment import Machine
+from uma_trio.app.deployment import SharedParts
 from uma_trio.app.wiring import (
     Progress,
     bounds_of,
@@ -93,7 +93,7 @@ async def load_encoder(
 
 def encoder_deployed(
     loaded: LoadedEncoder,
-    machine: Machine,
+    machine: SharedParts,
     metrics: Metrics,
     figures: EncodingFigures,
     reserved: Container[str] = (),

@@ -93,7 +93,7 @@ def make_context(
 ) -> int:
     """Make the one context of a model. A `wide` one computes up to `GPU_BATCH` tokens at once, if it has room.
 
-    `callback` is asked before each node of a graph (:mod:`uma_trio.backend._llama_pauses`).
+    `callback` is asked before each node of a graph (:mod:`uma_trio.backend._llama_parts`).
     """
     params = llama.llama_context_default_params()
     params.n_ctx = n_ctx

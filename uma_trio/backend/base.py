@@ -118,7 +118,8 @@ class Traits:
 
     `overlaps`: the host is free while a decode runs. `interruptible`: a running decode can be
     ended early. `shape_costs`: a tick whose batch differs in shape from the one before is slow
-    (graph capture).
+    (graph capture). `longest_part`: the longest part of a decode that can be computed in parts, relative to the decode; 1 if
+    it cannot.
     """
 
     overlaps: bool = False
@@ -251,13 +252,6 @@ class Backend(Protocol):
         the hardware or the model's kind of memory does not allow it.
         """
 
-    def let_pause(self, hook: Overlap, predicted_s: float) -> None:
-        """Have `hook` called some milliseconds apart while the next decode, and only that one, stands still.
-
-        The decode should take `predicted_s`. `hook` must not touch this backend. What it does changes nothing of
-        what is computed; what it raises comes out of `decode`. Nothing happens where ``traits.longest_part`` is 1.
-        """
-
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute rows ``[:n_tokens]`` of the batch; return a :class:`DecodeStatus` or below.
 
@@ -268,6 +262,21 @@ class Backend(Protocol):
         least: while a device computes, or right before a call that blocks, so that the threads it
         wakes run meanwhile. It must change no cell: a device chose those of the batch before. A
         decode that raises may not have called it.
+        """
+
+    def begin_decode(
+        self, n_tokens: int, while_computing: Overlap = nothing, *, predicted_s: float
+    ) -> None:
+        """Begin a decode, which should take `predicted_s`, where ``traits.longest_part`` is below 1.
+
+        Until :meth:`advance_decode` has returned its status only that may be called, and other backends.
+        """
+
+    def advance_decode(self, most_s: float, is_wanted: Callable[[], bool] = bool) -> int | None:
+        """Compute parts of the decode for at most `most_s`, by prediction, and one at least.
+
+        Return what :meth:`decode` returns, or None if it has not ended. It stops earlier when something else
+        `is_wanted`, which may be asked on any thread. The parts change nothing of what is computed.
         """
 
     def logits(self, n_rows: int) -> FloatArray:

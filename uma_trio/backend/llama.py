@@ -41,7 +41,7 @@ from uma_trio.backend._llama_options import (
     spare_sequences,
     uses_streams,
 )
-from uma_trio.backend._llama_pauses import NodePauses, with_pauses
+from uma_trio.backend._llama_parts import DecodeParts, with_parts
 from uma_trio.backend._llama_streams import StreamMemory
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.base import (
@@ -78,6 +78,16 @@ class _Recipe:
     make: Callable[..., int]
 
 
+@frozen(eq=False)
+class _Begun:
+    """A decode of `n_tokens`, after which the slots hold so many cells (`ends`), or why it is not computed."""
+
+    context: int
+    n_tokens: int
+    ends: list[int]
+    status: int | None = None
+
+
 class _Cells(TypedDict):
     """How much of a KV cache there is, and of which type."""
 
@@ -101,7 +111,7 @@ class LlamaBackend:
         n_slots: int,
         kv_type: str,
         placement: Placement,
-        pauses: NodePauses | None,
+        parts: DecodeParts | None,
         *,
         whole_cache: bool,
         keeps_high_water: bool,
@@ -127,13 +137,14 @@ class LlamaBackend:
         self._n_rows = 0
         self._logits_address = 0
         self._logits: FloatArray = np.empty((0, info.n_vocab), np.float32)
-        self._pauses = pauses
+        self._parts = parts
+        self._begun: _Begun | None = None
         # Of ggml's backends only the CPU's asks whether to go on.
         self._traits = Traits(
             overlaps=self._compute.goes_on,
             interruptible=not placement.on_gpu and limits.can_go_back,
             shape_costs=placement.on_gpu,
-            longest_part=1.0 if pauses is None else pauses.longest,
+            longest_part=1.0 if parts is None else parts.longest,
         )
 
     @classmethod
@@ -155,7 +166,7 @@ class LlamaBackend:
         holds_extent: bool | None = None,
         progress: Progress | None = None,
         log: LogSink | None = None,
-        pauses: bool = False,
+        parts: bool = False,
         polite: bool = False,
     ) -> Self:
         """Check the file, load the weights, make the context.
@@ -164,8 +175,8 @@ class LlamaBackend:
         256). `kv_layout` is the option; in one unified cache there are `scratch_slots` more than `n_slots`. `n_batch` is the tokens of one decode at the most; None is 512, and 1,024 where a GPU computes
         all layers and has room for it. `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
-        and may raise to stop the loading, `log` gets llama.cpp's warnings and errors.
-        With `pauses` decodes on a CPU can pause, if they take long. If it is `polite` it yields the cores to other models. Raises
+        and may raise to stop the loading, `log` gets llama.cpp's warnings and errors. With `parts` decodes on a CPU are
+        computed in parts, if they take long. If it is `polite` it yields the cores to other models. Raises
         :class:`ModelError`.
         """
         _listen(log)
@@ -192,10 +203,10 @@ class LlamaBackend:
             flash=flash,
             wide=wide,
         )
-        context, pausing = run(partial(with_pauses, made, wanted=pauses and not placement.on_gpu))
+        context, in_parts = run(partial(with_parts, made, wanted=parts and not placement.on_gpu))
         info = model_info(model.pointer, header, kv_type)
         backend = cls(
-            *(LlamaVocabulary(model), info, context, n_slots, kv_type, placement, pausing),
+            *(LlamaVocabulary(model), info, context, n_slots, kv_type, placement, in_parts),
             whole_cache=flash == FLASH_OFF,
             keeps_high_water=placement.on_gpu if holds_extent is None else holds_extent,
             recipe=_Recipe(model, header, cells, flash, made),
@@ -212,13 +223,13 @@ class LlamaBackend:
         """
         recipe = self._recipe
         refuse_without_room(recipe.header, self._placement, **recipe.cells, flash=recipe.flash)
-        pauses = None if self._pauses is None else self._pauses.like()
-        context = recipe.make(callback=None if pauses is None else pauses.callback)
+        parts = None if self._parts is None else DecodeParts(self._parts.share)
+        context = recipe.make(callback=None if parts is None else parts.graph.callback)
         try:
             set_adapters(context, recipe.model, adapters)
             return LlamaBackend(
                 *(self.vocabulary, self.model, context, self.limits.n_slots),
-                *(recipe.cells["kv_type"], self._placement, pauses),
+                *(recipe.cells["kv_type"], self._placement, parts),
                 whole_cache=self.limits.whole_cache,
                 keeps_high_water=self._keeps_high_water,
                 recipe=recipe,
@@ -249,52 +260,73 @@ class LlamaBackend:
         lib.set_abort_callback(self._context, lib.strlen, ctypes.addressof(flag))
         return partial(flag.__setitem__, 0, b"x")
 
-    def let_pause(self, hook: Overlap, predicted_s: float) -> None:
-        """Have `hook` called in pauses of the next decode."""
-        if self._pauses is not None:
-            self._pauses.arm(hook, predicted_s)
-
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
         """Compute rows ``[:n_tokens]`` of the batch. See the contract in ``backend.base``."""
+        begun = self._prepared(n_tokens)
+        if begun.status is not None:
+            while_computing()
+            return self._finished(begun, begun.status)
+        return self._finished(begun, self._compute(begun.context, self._struct, while_computing))
+
+    def begin_decode(
+        self, n_tokens: int, while_computing: Overlap = nothing, *, predicted_s: float
+    ) -> None:
+        """Prepare a decode that :meth:`advance_decode` computes in parts."""
+        if self._parts is None:
+            raise ValueError("this context computes no decode in parts")
+        begun = self._begun = self._prepared(n_tokens)
+        while_computing()
+        if begun.status is None:
+            call = partial(lib.decode, begun.context, self._struct)
+            self._parts.begin(call, predicted_s)
+
+    def advance_decode(self, most_s: float, is_wanted: Callable[[], bool] = bool) -> int | None:
+        """Compute parts of the decode that was begun; return its status at the end."""
+        begun, parts = self._begun, self._parts
+        if begun is None or parts is None:
+            raise ValueError("no decode was begun")
+        status = begun.status
+        if status is None:
+            status = parts.graph.advance(most_s, is_wanted)
+            if status is None:
+                return None
+        self._begun = None
+        return self._finished(begun, status)
+
+    def _prepared(self, n_tokens: int) -> _Begun:
+        """Check a batch and name its sequences; what is returned has a status if it cannot be computed."""
         if self._context is None:
             raise BackendDied("the backend is closed")
         self._n_rows = 0
         ends = self._ends(n_tokens)
         if ends is None:
-            while_computing()
-            status: int = DecodeStatus.INVALID
-        else:
-            status = self._decode(self._context, n_tokens, ends, while_computing)
-        if self._flag is not None:
-            lib.set_abort_callback(self._context, None, None)
-            self._flag = None
-        if self._pauses is not None:
-            self._pauses.disarm()
-        return status
-
-    def _decode(
-        self, context: int, n_tokens: int, ends: list[int], while_computing: Overlap
-    ) -> int:
+            return _Begun(self._context, n_tokens, [], DecodeStatus.INVALID)
         slots = self.batch.slot[:n_tokens]
         if self.limits.n_streams > 1:
             used = np.unique(slots).tolist()
             if not self._kv.prepare(used):
-                while_computing()
-                return DecodeStatus.NO_KV_ROOM
+                return _Begun(self._context, n_tokens, ends, DecodeStatus.NO_KV_ROOM)
             for slot in used:  # a sequence id is the number of its stream
                 self._slot_ids[slot] = self._kv.stream(slot)
         np.take(self._slot_addresses, slots, out=self._seq_id[:n_tokens], mode="clip")
         self._struct.n_tokens = n_tokens
-        status = self._compute(context, self._struct, while_computing)
-        if status == DecodeStatus.NO_KV_ROOM and self._kv.lower_high_water():
-            status = self._compute(context, self._struct, nothing)
+        return _Begun(self._context, n_tokens, ends)
+
+    def _finished(self, begun: _Begun, status: int) -> int:
+        """Note what a decode that returned `status` left in the cache; return the final status."""
+        if status == DecodeStatus.NO_KV_ROOM and not begun.status and self._kv.lower_high_water():
+            status = self._compute(begun.context, self._struct, nothing)
+        slots, positions = self.batch.slot[: begun.n_tokens], self.batch.pos[: begun.n_tokens]
         if status == DecodeStatus.OK:
-            self._kv.placed(slots, self.batch.pos[:n_tokens])
-            self._length = ends
-            self._n_rows = int(np.count_nonzero(self.batch.want[:n_tokens]))
+            self._kv.placed(slots, positions)
+            self._length = begun.ends
+            self._n_rows = int(np.count_nonzero(self.batch.want[: begun.n_tokens]))
         elif status not in (DecodeStatus.NO_KV_ROOM, DecodeStatus.INVALID):
-            self._kv.removed(slots, self.batch.pos[:n_tokens])
+            self._kv.removed(slots, positions)
             self._length = [self.kv_length(slot) for slot in range(self.limits.n_slots)]
+        if self._flag is not None:
+            lib.set_abort_callback(self._context, None, None)
+            self._flag = None
         return status
 
     def logits(self, n_rows: int) -> FloatArray:
@@ -409,6 +441,8 @@ class LlamaBackend:
             context, self._context = self._context, None
             self._logits = np.empty((0, self.model.n_vocab), np.float32)
             self._n_rows = 0
+            if self._parts is not None:
+                self._parts.graph.close(context)
             llama.llama_free(context)
 
     def _own_batch(self) -> Any:

@@ -22,7 +22,7 @@ from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import LogSink
 from uma_trio.backend._llama_load import Progress, load_model
 from uma_trio.backend._llama_options import FLASH_ON, MAX_SLOTS
-from uma_trio.backend._llama_parts import Parts
+from uma_trio.backend._llama_parts import EncoderParts
 from uma_trio.backend._llama_rows import Rows
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.base import FloatArray, IntArray, ModelError, Vocabulary
@@ -72,7 +72,9 @@ def cache_bytes(header: GgufHeader, room: EncoderRoom) -> int:
     return kv_bytes(header, room.cells, _KV_TYPE)
 
 
-def context_params(room: EncoderRoom, threads: int, pooling: int, parts: Parts | None) -> Any:
+def context_params(
+    room: EncoderRoom, threads: int, pooling: int, parts: EncoderParts | None
+) -> Any:
     """Return the parameters of an encoder's context."""
     params = llama.llama_context_default_params()
     params.n_batch = params.n_ubatch = room.rows
@@ -101,7 +103,12 @@ class LlamaEncoder:
     """See :class:`uma_trio.backend.encoder.EncoderModel`. Made by :meth:`load`."""
 
     def __init__(
-        self, model: ModelHandle, context: int, info: EncoderInfo, room: EncoderRoom, parts: Parts
+        self,
+        model: ModelHandle,
+        context: int,
+        info: EncoderInfo,
+        room: EncoderRoom,
+        parts: EncoderParts,
     ) -> None:
         self.info = info
         self.vocabulary = LlamaVocabulary(model)
@@ -119,8 +126,7 @@ class LlamaEncoder:
         tokens = np.zeros(min(_CALIBRATION_ROWS, info.n_ctx), np.int32)
         self._rows.put([tokens], [0])
         for _ in range(2):  # the first time memory is touched for the first time
-            if parts.calibrate(len(tokens)) != 0:
-                raise ModelError(f"{info.path} cannot be computed.")
+            parts.calibrate(len(tokens))
             self._forget()
 
     @classmethod
@@ -141,7 +147,7 @@ class LlamaEncoder:
             lib.set_log_sink(log)
         path = Path(path)
         model = load_weights(path, progress=progress)
-        parts = Parts()
+        parts = EncoderParts()
         context, info, room = make_encoder_context(model, path, threads, parts)
         return cls(model, context, info, room, parts)
 
@@ -248,7 +254,7 @@ def make_encoder_context(
     model: ModelHandle,
     path: Path,
     threads: int,
-    parts: Parts | None = None,
+    parts: EncoderParts | None = None,
     most: int | None = None,
 ) -> tuple[int, EncoderInfo, EncoderRoom]:
     """Make the context of an encoder, for inputs of `most` tokens if that is enough. Raises :class:`ModelError`."""

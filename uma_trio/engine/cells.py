@@ -9,6 +9,7 @@ that are cached, saved and shared (:mod:`uma_trio.engine.kv`). What happens to a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Ordered
 
@@ -20,7 +21,7 @@ from uma_trio.engine.kv.search import FoundPrefix
 from uma_trio.engine.kv.store import PageStore as PageStore
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
-from uma_trio.engine.side import Ledger
+from uma_trio.machine.background import Charges
 from uma_trio.observe.figures import PrefixFigures
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.prefix import Copying
@@ -37,7 +38,7 @@ class Cells:
     that the cache's high-water mark stays where it is until :meth:`lower_mark`, for backends on which a change of it
     makes ticks slow. Saved pages take at most `prefix_bytes`; with 0 no prefix is cached. `note` is
     called for each request that had a prefix or could have had one, when it can continue. What side work takes for whom is
-    written into `ledger`. `store` has the saved pages of an earlier engine of the same model, `disk` those in files.
+    written into `charges`. `store` has the saved pages of an earlier engine of the same model, `disk` those in files.
 
     Invariant: every slot is free or held by exactly one request, and `reserved` is the sum of what these reserved.
     """
@@ -53,9 +54,10 @@ class Cells:
         prefix_bytes: int,
         session_ttl_s: float,
         copying: Copying | None,
-        ledger: Ledger,
+        charges: Charges,
         store: PageStore | None = None,
         disk: ModelDisk | None = None,
+        until_others_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._backend = backend
         self._n_cells = backend.limits.n_ctx
@@ -74,9 +76,10 @@ class Cells:
             *(backend, prefix_bytes, clock, self._recount, note),
             session_ttl_s=session_ttl_s,
             copying=copying,
-            ledger=ledger,
+            charges=charges,
             store=store,
             disk=disk,
+            until_others_s=until_others_s,
         )
 
     # --- how many there are ---
@@ -103,6 +106,11 @@ class Cells:
     def store(self) -> PageStore:
         """The saved pages, which may outlive the model."""
         return self.prefix.store
+
+    @property
+    def next_restore_s(self) -> float:
+        """The seconds to restore the next page that a request waits for; 0 if none does."""
+        return self.prefix.next_restore_s() or 0.0
 
     @property
     def is_saving(self) -> bool:
@@ -202,6 +210,10 @@ class Cells:
         return self.prefix.wait_of(sequence, running)
 
     # --- a tick ---
+
+    def settle(self, running: Mapping[int, Sequence]) -> None:
+        """Let requests go on for which what they wait for is there. Call it between decodes."""
+        self.prefix.settle(running)
 
     def lower_mark(self, *, others: bool) -> None:
         """Let the high-water mark fall; where `others` compute only once it has cost as much as a change does."""

@@ -1,12 +1,12 @@
 """The engine of an encoder: a tick of it is what parts of its batches fit into the time that others leave.
 
-It has the machine as an engine that writes has it (:mod:`uma_trio.engine.turn`): its work is work that nobody reads.
+It has the machine as an engine that writes has it (:mod:`uma_trio.machine.work`): its work is work that nobody reads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -22,7 +22,8 @@ from uma_trio.engine.messages import (
     StopEncoding,
 )
 from uma_trio.engine.records import CellReport, PrefixReport, Recorded
-from uma_trio.engine.turn import TickClaim
+from uma_trio.machine.background import Background
+from uma_trio.machine.work import Claim, Grant, Work
 
 LOOK_S: Final = 0.005
 """Within a turn the encoder looks after so long whether a message came for any engine."""
@@ -32,11 +33,12 @@ _MOST: Final = 256  # requests that a snapshot describes of each kind
 
 
 class EncoderEngine:
-    """One encoder in the compute task (:class:`uma_trio.engine.computed.Computed`)."""
+    """The :class:`uma_trio.machine.work.Work` of one encoder."""
 
     #: Nothing that it waits for only needs time.
     rest_s = math.inf
-    pauses = False
+    can_stop = False
+    background = Background()
 
     def __init__(
         self,
@@ -46,33 +48,38 @@ class EncoderEngine:
         clock: Callable[[], float],
     ) -> None:
         self.queue, self.inbox = queue, inbox
-        self.paused: Callable[[float], object] | None = None
         self._post, self._clock = post, clock
-        self._most_s = math.inf
 
     @property
-    def registry(self) -> Encodings:
-        """Its requests."""
-        return self.queue
+    def running(self) -> Mapping[int, object]:
+        """The requests of which something is to be computed, by their handles."""
+        return self.queue.running
 
-    def claim(self, now: float) -> TickClaim:
+    @property
+    def delayed_by(self) -> Work | None:
+        """The work of another model that has the machine while this one waits for it."""
+        return self.queue.delayed_by
+
+    @delayed_by.setter
+    def delayed_by(self, work: Work | None) -> None:
+        self.queue.delayed_by = work
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a message came since the latest claim."""
+        return self.inbox.rung
+
+    def claim(self, now: float) -> Claim:
         """Take in what has arrived, and return the next part."""
         self._take_in()
         if not self.queue.has_work:
-            return TickClaim()
-        return TickClaim(works=True, least_s=self.queue.next_s(), yields=True)
+            return Claim()
+        return Claim(has_work=True, least_s=self.queue.next_s(), kind="background")
 
-    def limit(self, seconds: float, *, leads: bool, disturbed: bool = False) -> None:
-        """Let the next tick take at most so long, but for a part that takes longer."""
-        self._most_s = seconds
-
-    def interrupted(self) -> None:
-        """Do nothing: the time of each part is measured by itself."""
-
-    def tick(self) -> bool:
+    def advance(self, grant: Grant) -> bool:
         """Compute parts until a message comes, the limit is reached, or there are no more; False if there were none."""
         self._take_in()
-        left_s = min(self._most_s, LOOKS * LOOK_S)
+        left_s = min(grant.most_s, LOOKS * LOOK_S)
         queue, began = self.queue, self._clock()
         if not queue.has_work:
             return False
@@ -84,17 +91,16 @@ class EncoderEngine:
                 break
         return True
 
-    def aside(self) -> bool:
-        """Return that there is nothing else to do."""
-        return False
-
-    def while_idle(self) -> float | None:
-        """Return that there is nothing else to do."""
-        return None
+    def interrupt(self) -> None:
+        """Do nothing: the time of each part is measured by itself."""
 
     def publish(self) -> None:
-        """Answer what was asked. Results are handed over as they come."""
+        """Reply to what was asked. Results are handed over as they come."""
         self._take_in()
+
+    def close(self) -> None:
+        """Accept no further messages. For trio's thread."""
+        self.inbox.close()
 
     def fail_all(self, code: str, message: str) -> None:
         """End every request with an error, also those that were not taken in."""
@@ -102,6 +108,7 @@ class EncoderEngine:
         self.queue.fail_all(code, message)
 
     def _take_in(self) -> None:
+        self.inbox.rung = False
         for message in self.inbox.drain():
             self._handle(message)
 

@@ -17,9 +17,9 @@ from attrs import define, field
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.backend.encoder import EncodeFailed, EncoderModel
-from uma_trio.engine.computed import ComputedRequests
 from uma_trio.engine.messages import Encode, Encoded, SequenceReport, SequenceState
 from uma_trio.engine.records import RequestRecord, Spent, Wait
+from uma_trio.machine.work import Work
 from uma_trio.observe.figures import EncodingFigures
 
 BATCH_TOKENS: Final = 256
@@ -61,14 +61,14 @@ class _Job:
 class Encodings:
     """The queue of one encoder, and the batch that is under way. For the engine's thread.
 
-    `post` has a function called on trio's thread with the next results. The compute task sets `beside`.
+    `post` has a function called on trio's thread with the next results. The machine sets `delayed_by`.
     """
 
     model: EncoderModel
     post: Post
     clock: Callable[[], float]
     figures: EncodingFigures = field(factory=EncodingFigures)
-    beside: ComputedRequests | None = field(default=None, init=False)
+    delayed_by: Work | None = field(default=None, init=False)
     awaits_masks: bool = field(default=False, init=False)
     _users: OrderedDict[str, deque[_Job]] = field(factory=OrderedDict, init=False)
     _used_s: OrderedDict[str, float] = field(factory=OrderedDict, init=False)
@@ -191,8 +191,8 @@ class Encodings:
 
     def _wait(self, job: _Job) -> Wait | None:
         """Return what a request waits for; None while it is in the batch."""
-        if self.beside is not None and self.beside.running:
-            return Wait("another model is computed", tuple(self.beside.running)[:_NAMED])
+        if self.delayed_by is not None and self.delayed_by.running:
+            return Wait("another model is computed", tuple(self.delayed_by.running)[:_NAMED])
         others = {each.asked.handle: None for each, _ in self._batch if each is not job}
         if not others or any(each is job for each, _ in self._batch):
             return None

@@ -1,8 +1,9 @@
-"""The side work of an idle engine: refining the staircase, one decode at a time."""
+"""The background work of an idle machine: refining the staircase, one decode at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from typing import Final
 
 from attrs import define, field
@@ -11,26 +12,22 @@ from uma_trio.backend.base import Backend
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.planner import Planner
 from uma_trio.engine.registry import Registry
-from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.side import QUICK_S, Ledger, Yields
+from uma_trio.machine.background import IDLE_S, Bound, Part
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.costing.neighbours import Reader, cpu_times
 from uma_trio.policy.costing.refine import Refinement
 from uma_trio.policy.costing.remeasure import Remeasurement
 
-# How long the engine is idle before the staircase is refined, and between two decodes of that:
-# others may have waited for the processor.
-IDLE_S: Final = 0.5
+# Seconds between two decodes: others may have waited for the processor.
 _BREATH_S: Final = 0.01
 
 
 @define(eq=False)
 class Refining:
-    """Measures what calibration had no time for (:class:`uma_trio.engine.side.SideWork`).
+    """Measures what calibration had no time for.
 
-    Its parts are decodes of an empty KV cache, which are done only where nobody has a slot. They serve everybody, so
-    nobody is charged for them. `keep` is called with a cost model that replaces one of a busy machine; `read` tells how
+    Its parts are decodes of an empty KV cache. They serve everybody, so nobody is charged for them. `keep` is called with a cost model that replaces one of a busy machine; `read` tells how
     busy it is. Both may be replaced before the engine runs.
     """
 
@@ -40,63 +37,52 @@ class Refining:
     registry: Registry
     metrics: Metrics
     clock: Callable[[], float]
-    ledger: Ledger
     keep: Callable[[CostModel], None] = lambda _cost: None
     read: Reader = cpu_times
-    yields_to: Yields = "ticks"
+    bound: Bound = "ticks"
     makes_room: bool = False
+    _at: float = field(default=-math.inf, init=False)  # when the next decode may begin
     _refinement: Refinement = field(init=False)
     _remeasurement: Remeasurement | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._refinement = Refinement(self.backend, self.clock)
 
-    def look(self, running: Mapping[int, Sequence], *, alone: bool) -> bool:
-        """Beside ticks there is nothing to do."""
-        return False
-
-    def do(self, most_s: float) -> float:
-        """Do nothing beside ticks: a part needs the KV cache for itself."""
-        return 0.0
-
-    def falls_short(self, left_s: float) -> bool:
-        """Nothing waits beside ticks."""
-        return False
-
-    def do_idle(self, most_s: float) -> float | None:
-        """Refine the staircase by a decode; return how long to be idle then, None if that was all.
-
-        How long a decode takes is what is measured, so none is done where a part has to be quick. Where a decode can be
-        interrupted, a request that comes does so.
-        """
-        if most_s <= QUICK_S:
+    def claim(self, *, idle: bool) -> Part | None:
+        """Return a decode while the machine is idle: its cache has to be empty, and no request may have a slot."""
+        cost = self.planner.memory.cost
+        if not idle or cost is None or self.registry.awaits_masks:
             return None
-        cost, refinement = self.planner.memory.cost, self._refinement
         if self.registry.running:
-            return IDLE_S  # who is parked holds slots: later, and who waits may get one meanwhile
-        if cost is None:
+            return Part(math.inf, self.clock() + IDLE_S)  # a parked request holds its slot
+        interruptible = self.backend.traits.interruptible
+        if not cost.others and not self._refinement.due(cost, interruptible=interruptible):
             return None
-        if not cost.others and not refinement.due(
-            cost, interruptible=self.backend.traits.interruptible
-        ):
-            return None
-        if not self.registry.cells.empty():
-            return None
+        return Part(math.inf, self._at)
+
+    def advance(self, most_s: float, *, idle: bool) -> float:
+        """Measure by a decode. Where that can be interrupted, a request for any model does so."""
+        cost = self.planner.memory.cost
+        if cost is None or not self.registry.cells.empty():
+            self._at = self.clock() + IDLE_S
+            return 0.0
         interrupt = self.backend.arm()
+        bell = self.inbox.bell
         if interrupt is not None:
-            self.inbox.watch(lambda _request: interrupt())
+            bell.watch(lambda _inbox, _request: interrupt())
         began = self.clock()
+        idle_s = _BREATH_S
         try:
             if cost.others:
-                return self._measure_again(cost, interruptible=interrupt is not None)
-            refined = refinement.refine(cost, interruptible=interrupt is not None)
+                idle_s = self._measure_again(cost, interruptible=interrupt is not None)
+            else:
+                refined = self._refinement.refine(cost, interruptible=interrupt is not None)
+                self.planner.refined(refined or cost)
         finally:
-            self.inbox.watch(None)
-            self.ledger.spend((), self.clock() - began)
-        if refined is None:
-            return None
-        self.planner.refined(refined)
-        return _BREATH_S
+            bell.watch(None)
+        ended = self.clock()
+        self._at = ended + idle_s
+        return ended - began
 
     def _measure_again(self, cost: CostModel, *, interruptible: bool) -> float:
         """Replace a table of a busy machine, by a decode if it is quiet now; return how long to be idle then."""

@@ -1,17 +1,17 @@
 """The queue from trio's thread to the engine: bounded for requests, unbounded for other messages.
 
 The sender never waits: a full queue raises an exception at once. The engine takes all messages in
-one call per tick. The compute task waits in :meth:`Bell.wait` only when no engine has anything to compute.
+one call per tick.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from uma_trio.engine.messages import InboxMessage, Submit
+from uma_trio.machine.bell import Bell
 
 
 class QueueFull(Exception):
@@ -27,37 +27,10 @@ class EngineStopped(Exception):
     """The engine takes no further messages."""
 
 
-class Bell:
-    """Wakes the compute task. One of them serves all inboxes whose engines it computes."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.asleep = False  # written by the compute task: whether it waits
-        #: Whether it rang since the compute task, which clears it, looked at the inboxes last.
-        self.rang = False
-
-    def ring(self) -> None:
-        """Wake the compute task, now or when it waits next. May be called on any thread."""
-        self.rang = True
-        # While it computes the event is set already, and setting it takes a lock. Whoever clears it then
-        # looks at the inboxes, which the message is in.
-        if not self._event.is_set():
-            self._event.set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it rings; False if it did not within `timeout_s`. For the compute task."""
-        self.asleep = True
-        rang = self._event.wait(timeout_s)
-        self.asleep = False
-        self._event.clear()
-        return rang
-
-
 class Inbox:
     """A queue with many senders and one receiver, the engine.
 
-    `submit`, `put` and `close` are called on trio's thread, `drain`, `watch` and `left_queue` on the
-    engine's. None of them blocks. Deque appends and stores of one value are atomic under the GIL, and each
+    `submit`, `put` and `close` are called on trio's thread, `drain` and `left_queue` on the engine's. None of them blocks. Deque appends and stores of one value are atomic under the GIL, and each
     field has one writer, so no lock is needed. `bell` wakes the compute task; `wake` is called in its place if
     the engine has none.
     """
@@ -73,10 +46,10 @@ class Inbox:
         self._submitted = 0  # written by trio
         self._left_queue = 0  # written by the engine
         self._queue_s = 0.0  # written by the engine: how long the last one waited
-        self._came: Callable[[Submit], object] | None = None  # written by the engine
         self._closed = False
         self._told_of_end: list[Callable[[], object]] = []  # trio's
         self.bell = bell or Bell()
+        self.bell.connect(self)
         self._ring = wake if wake is not None else self.bell.ring
         #: Whether anything came since the compute task, which clears it, looked last.
         self.rung = False
@@ -107,10 +80,8 @@ class Inbox:
         self._submitted += len(messages)
         self._messages.extend(messages)
         self.wake()
-        came = self._came
-        if came is not None:
-            for message in messages:
-                came(message)
+        for message in messages:
+            self.bell.announce(self, message)
 
     def put(self, message: InboxMessage) -> None:
         """Queue a message other than a request. After `close` it is dropped."""
@@ -127,6 +98,7 @@ class Inbox:
     def close(self) -> None:
         """Accept no further messages, and wake the engine so that it ends."""
         self._closed = True
+        self.bell.disconnect(self)
         for told in tuple(self._told_of_end):
             told()
         self.wake()
@@ -147,20 +119,10 @@ class Inbox:
         messages = self._messages
         return [messages.popleft() for _ in range(len(messages))]
 
-    def watch(self, came: Callable[[Submit], object] | None) -> None:
-        """Call `came` for every request that arrived since `drain`, and for every later one.
-
-        `came` is called at least once for each request, on either thread. It must not wait, and it
-        may be called once more after another function has replaced it. No request is missed:
-        `watch` stores `came` and then looks at the queue, and `submit` appends its message and then
-        looks for `came`.
-        """
-        self._came = came
-        if came is not None:
-            # Copying a deque runs no Python code, so that no append can come in between.
-            for message in tuple(self._messages):
-                if isinstance(message, Submit):
-                    came(message)
+    def requests(self) -> list[Submit]:
+        """Return the requests that have arrived since the latest `drain`."""
+        # Copying a deque runs no Python code, so that no append can come in between.
+        return [message for message in tuple(self._messages) if isinstance(message, Submit)]
 
     def left_queue(self, waited_s: float) -> None:
         """Note that a request left the queue after `waited_s`: admitted or cancelled."""

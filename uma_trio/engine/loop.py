@@ -5,14 +5,28 @@ know sockets, clients or trio: requests arrive through the inbox, and all result
 publisher. A tick has three parts, :meth:`Engine.next_tick`, :meth:`Engine.compute` and
 :meth:`Engine.finish`, so that a test can advance virtual time between them.
 
-The time between two decodes is lost for computing, so as little as possible happens there. What
-happens when, on a CPU and on a GPU, is spelled out in :mod:`uma_trio.engine.orders`.
+The time between two decodes is lost for computing, so as little as possible happens there. On a CPU the decode needs the
+engine's thread and all cores; a tick is planned from what is so, never from a prediction, and published last before the
+next decode, so that the thread that was just woken writes the tokens meanwhile::
+
+    engine    commit 1, plan 2 | publish 1, decode 2 | sample 2 | commit 2, plan 3 | publish 2, decode 3 | ...
+    trio                         ...writes tokens of 1...                            ...of 2...
+
+A GPU computes without the host::
+
+    GPU       | decode 2                         |          | decode 3                         |
+    engine    | commit 1, publish 1, prepare 3   | sample 2 | commit 2, publish 2, prepare 4   | sample 3
+
+Tick 3 is prepared from the predicted state: every sequence of tick 2 one token further. It lacks only the tokens of
+tick 2, which are written into its batch when they are sampled. If something else happened meanwhile (a request
+came, an answer ended, a draft is likely), the order of a CPU is kept for this once: commit 2, plan 3.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from attrs import evolve
@@ -28,7 +42,6 @@ from uma_trio.engine.idle import Refining
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.kv.works import works_of
 from uma_trio.engine.messages import Cancel, Finished, InboxMessage, Submit
-from uma_trio.engine.orders import Order, Overlapped, Serial, TickParts
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.places import Places
 from uma_trio.engine.planner import EngineSettings, Planner
@@ -39,9 +52,9 @@ from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.side import QUICK_S, Desk, Ledger, SavingBudget
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
-from uma_trio.engine.turn import TickClaim
+from uma_trio.machine.background import Background, BackgroundScheduler, Charges, Load
+from uma_trio.machine.work import Claim, Grant, Work
 from uma_trio.observe import log
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.abort import abortable
@@ -54,8 +67,7 @@ class Engine:
     """Continuous batching over one backend.
 
     `clock` gives seconds; the engine uses no other clock. `drafter` replaces the drafter that looks
-    up texts. `store` has the saved prefixes of an earlier engine of the same model, `disk` those in files, and `saving_budget` is that of all
-    engines. All methods except :meth:`fail_all` are called on the engine's thread.
+    up texts. `store` has the saved prefixes of an earlier engine of the same model, `disk` those in files, and `scheduler` gives the background work of all models its time. All methods except :meth:`fail_all` are called on the engine's thread.
     """
 
     def __init__(
@@ -73,7 +85,7 @@ class Engine:
         masks: Masks = AT_ONCE,
         readers_s: Callable[[], float] | None = None,
         store: PageStore | None = None,
-        saving_budget: SavingBudget | None = None,
+        scheduler: BackgroundScheduler | None = None,
         disk: ModelDisk | None = None,
     ) -> None:
         self._backend = backend
@@ -81,9 +93,12 @@ class Engine:
         self._metrics, self._clock = metrics, clock
         settings, policy = settings or EngineSettings(), Fallback(policy, PolicyFailures(metrics))
         self._recorder = recorder = recorder or Recorder()
-        ledger = Ledger()
-        self.cells = _cells(backend, settings, clock, recorder, ledger, store, disk)
-        contract = settings.contract
+        charges = Charges()
+        self._scheduler = scheduler or BackgroundScheduler(clock)
+        self.cells = _cells(
+            backend, settings, clock, recorder, charges, store, disk, self._scheduler.until_others_s
+        )
+        contract = self._contract = settings.contract
         self._publisher = Publisher(
             *(outlet, metrics, contract.startup_s, self._stream_failed, self._ended)
         )
@@ -93,7 +108,7 @@ class Engine:
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._places = Places(self.registry, self._recovery, contract)
-        self._abort = abort = TickAbort(backend.arm, inbox.watch, clock)
+        self._abort = abort = TickAbort(backend.arm, inbox, clock)
         self._planner = Planner(
             *(backend, policy, self.registry, self._recovery, settings, masks),
             in_debt=lambda: abort.in_debt,
@@ -104,71 +119,115 @@ class Engine:
         self._handler = Handler(
             *(backend, self.registry, self._publisher, recorder, self._planner, self._drafter)
         )
-        self.side = self._desk(ledger, contract.reading_pace_s, saving_budget or SavingBudget())
+        self.refining = Refining(backend, inbox, self._planner, self.registry, metrics, clock)
+        self._feeding = Feeding(
+            *(self._drafter, charges, clock, lambda: backend.traits.overlaps),
+            self.registry.running,
+        )
+        works = (*works_of(self.cells.prefix, self.registry), self._feeding, self.refining)
+        self.background = Background(works, charges, self._planner.charge)
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
         self._uncommitted: Completed | None = None
         self._decode_began = self._decode_ended = clock()
-        # The second: whether the latest tick gave a first token.
-        self._idle, self._untold, self._paused_s = True, False, 0.0
-        self._leads = self._disturbed = False
-        self._serial = Serial(self._parts())
-        self._overlapped = Overlapped(self._serial.do, unforeseen=self._serial)
-        #: Called in pauses of a tick, where the backend has any, with the seconds that are left of it.
-        self.paused: Callable[[float], object] | None = None
+        self._idle, self._first_token_pending = True, False
+        self._grant = Grant()
+        # A tick that is computed in parts, what was claimed for it, and when its latest part ended.
+        self._begun: Tick | None = None
+        self._claimed = Claim()
+        self._stopped_at = self._paused_s = 0.0
 
     @property
     def memory(self) -> Memory:
         """The policy's memory: the cost model, the shares, the counters."""
         return self._planner.memory
 
-    #: Who has nothing to compute is asked again after so long at the latest: some of what it waits for only needs time.
+    #: Seconds between two claims of an engine without work: some conditions only depend on time.
     rest_s = 0.1
 
     @property
-    def pauses(self) -> bool:
-        """Whether the ticks of others can be computed within its own."""
+    def can_stop(self) -> bool:
+        """Whether decodes can be computed in parts."""
         return self._backend.traits.longest_part < 1
 
-    def tick(self) -> bool:
-        """Run one tick.
+    @property
+    def running(self) -> Mapping[int, object]:
+        """The requests that have a slot, by key."""
+        return self.registry.running
 
-        Returns False if there was nothing to compute; then all results are published.
-        """
-        tick = self.next_tick()
-        if tick is None:
-            return False
-        self.finish(tick, self.compute(tick))
-        return True
+    @property
+    def delayed_by(self) -> Work | None:
+        """The work of another model that has the machine while this one waits for it."""
+        return self.registry.delayed_by
 
-    def claim(self, now: float) -> TickClaim:
-        """Take in what has arrived, and return what is to be computed: another model may come first."""
+    @delayed_by.setter
+    def delayed_by(self, work: Work | None) -> None:
+        self.registry.delayed_by = work
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a message came since the latest claim."""
+        return self.inbox.rung
+
+    def close(self) -> None:
+        """Accept no further messages. For trio's thread."""
+        self.inbox.close()
+
+    def claim(self, now: float) -> Claim:
+        """Take in what has arrived, and return what is to be computed."""
+        self.inbox.rung = False
+        if self._begun is not None:
+            left_s = self._begun.plan.predicted_s - self._computed_s
+            return evolve(self._claimed, has_work=True, takes_s=left_s, wants_s=0.0)
         self._arrived += self._inbox.drain()
         self._commit()
         self._take_in(now)
         found = self._planner.claim(now)
-        # What those that are blocked wait for is done between ticks.
-        return evolve(found, works=True) if self.cells.blocked else found
+        if self.cells.blocked:
+            # What those wait for is done between ticks.
+            least_s = max(found.least_s, self.cells.next_restore_s)
+            found = evolve(found, has_work=True, least_s=least_s)
+        return found
 
-    def limit(self, seconds: float, *, leads: bool, disturbed: bool = False) -> None:
-        """Let the next tick take at most so long, as far as its size decides that: another model has readers.
+    def advance(self, grant: Grant) -> bool:
+        """Compute a tick, or parts of one where others may want the machine; False if there is nothing to compute."""
+        self.inbox.rung = False
+        self._grant = grant
+        tick = self._begun
+        if tick is None:
+            self._planner.limit(grant.most_s)
+            if grant.is_resumed:
+                self._idle = True
+            tick = self.next_tick()
+            if tick is None:
+                return self.cells.next_restore_s > 0
+            if not (grant.is_shared and self.can_stop):
+                self.finish(tick, self.compute(tick))
+                return True
+            self._begin(tick)
+        else:
+            paused_s = self._clock() - self._stopped_at
+            self._paused_s += paused_s
+            self._abort.resume(paused_s)
+        most_s = min(grant.most_s, grant.turn_s)
+        status = self._backend.advance_decode(most_s, self._is_wanted)
+        self._stopped_at = self._clock()
+        if status is None:
+            return True
+        self._begun = None
+        self._abort.end(status)
+        self.finish(tick, status)
+        return True
 
-        If this one `leads`, its tokens are shown a step apart, for what others compute between them. If it is `disturbed`,
-        another thread of this process makes its ticks longer for a while.
-        """
-        self._leads, self._disturbed = leads, disturbed
-        self._planner.limit(seconds)
-
-    def interrupted(self) -> None:
-        """Note that another model was computed since the latest tick: what passed says nothing of this one."""
+    def interrupt(self) -> None:
+        """Note that the time until the next tick says nothing of this model."""
         self._idle = True
 
-    def aside(self) -> bool:
-        """Do a little side work where no tick is to be computed; False if there is none that is quick."""
-        return self.side.while_idle(QUICK_S) is not None
+    def tick(self) -> bool:
+        """Compute a whole tick, as if there were no other model.
 
-    def while_idle(self) -> float | None:
-        """Do side work while nothing is computed; return how long to be idle before the next, None if there is none."""
-        return self.side.while_idle()
+        Returns False if there was nothing to compute, and no page is to be restored; then all results are published.
+        """
+        return self.advance(evolve(self._grant, is_shared=False, is_resumed=False))
 
     def next_tick(self) -> Tick | None:
         """Handle the inbox, plan, and fill the batch.
@@ -177,8 +236,16 @@ class Engine:
         """
         began = self._clock()
         self._arrived += self._inbox.drain()
-        tick = self._order.next_tick(began)
-        # Whoever had the last answer hears of it during the next decode, and may ask again.
+        tick = self._take_prepared() if self._backend.traits.overlaps else None
+        if tick is None:
+            self._commit()
+            self._take_in(began)
+            self._do_background()
+            self._drafter.propose(self.registry.running)
+            tick = self._planner.plan(began)
+        else:
+            self._do_background()
+        # A client whose answer has ended hears of it during the next decode, and may send another request.
         self.cells.lower_mark(others=tick is not None and _is_contended(tick.state))
         if tick is None:
             self.publish()
@@ -190,15 +257,50 @@ class Engine:
         return tick
 
     def compute(self, tick: Tick) -> int:
-        """Run the backend: the only long part of a tick, and the only one that may be aborted."""
-        self._decode_began, self._paused_s = self._clock(), 0.0
+        """Compute a tick as a whole: its only long part, and the only one that may be aborted."""
+        self._decode_begins()
         may_abort = abortable(tick.state, tick.plan, self.cells.free_slots)
         self._abort.begin(may_abort, self._decode_began)
-        if self.paused is not None and self.pauses:
-            self._backend.let_pause(partial(self._pause, tick, self.paused), tick.plan.predicted_s)
-        status = self._backend.decode(tick.n_tokens, lambda: self._order.beside(tick))
+        status = self._backend.decode(tick.n_tokens, partial(self._while_computing, tick))
         self._abort.end(status)
         return status
+
+    def _begin(self, tick: Tick) -> None:
+        """Begin a tick that is computed in parts."""
+        self._begun, self._claimed = tick, self._planner.claim(self._clock())
+        self._decode_begins()
+        may_abort = abortable(tick.state, tick.plan, self.cells.free_slots)
+        self._abort.begin(may_abort, self._decode_began, stops=True)
+        self._backend.begin_decode(
+            tick.n_tokens,
+            partial(self._while_computing, tick),
+            predicted_s=tick.plan.predicted_s,
+        )
+
+    def _is_wanted(self) -> bool:
+        """Whether a message came for any model. Called on any thread."""
+        return self._inbox.bell.rang
+
+    def _decode_begins(self) -> None:
+        self._decode_began, self._paused_s = self._clock(), 0.0
+
+    @property
+    def _computed_s(self) -> float:
+        """The seconds for which the tick that was begun has been computed."""
+        return self._stopped_at - self._decode_began - self._paused_s
+
+    def _while_computing(self, tick: Tick) -> None:
+        """Do what is left of the tick before. The backend calls this while it computes `tick`, or right before."""
+        if self._backend.traits.overlaps:
+            self._commit(computing=True)
+            self._publish()
+            self._planner.foresee_masks(tick, elsewhere=False)
+            self._planner.prepare(tick, self._decode_began)
+            self._feeding.take_in_all()
+        else:
+            self._publish()
+            self._planner.foresee_masks(tick, elsewhere=True)
+            self._decode_began = self._clock()  # publishing is no part of the decode
 
     def finish(self, tick: Tick, status: int) -> Completed | None:
         """Sample a token for each row of logits; return the completed tick, or None if it failed.
@@ -208,10 +310,10 @@ class Engine:
         now = self._clock()
         decode_s = now - self._decode_began - self._paused_s
         # What passed while there was nothing to do is nobody's cost.
-        between_s = self._decode_began - self._decode_ended - self.side.spent_s
+        between_s = self._decode_began - self._decode_ended - self.background.spent_s
         after_idle = self._idle
         host_s = 0.0 if after_idle else max(0.0, between_s)
-        self.side.spent_s = 0.0
+        self.background.spent_s = 0.0
         self._idle, self._decode_ended = False, now
         if tick.plan.ballast:
             self.cells.clear_scratch()
@@ -221,7 +323,7 @@ class Engine:
         self._recovery.succeeded()
         sampled, scores = tick.read(self._backend.logits)
         results = outcomes(tick.chunks, sampled, scores)
-        self._untold = ends_prompt(results)
+        self._first_token_pending = ends_prompt(results)
         sampling_s = self._clock() - now
         self._uncommitted = Completed(
             tick,
@@ -263,39 +365,6 @@ class Engine:
         self.registry.fail_all(code, message, now)
         self.publish()
 
-    @property
-    def _order(self) -> Order:
-        """The order of the parts of a tick, as the backend computes now."""
-        return self._overlapped if self._backend.traits.overlaps else self._serial
-
-    def _desk(self, ledger: Ledger, reading_pace_s: float, saving_budget: SavingBudget) -> Desk:
-        """Make all kinds of side work, most urgent first."""
-        backend, clock, planner = self._backend, self._clock, self._planner
-        self.refining = Refining(
-            *(backend, self.inbox, planner, self.registry, self._metrics, clock, ledger)
-        )
-        self._feeding = Feeding(self._drafter, ledger, clock, lambda: backend.traits.overlaps)
-        works = (*works_of(self.cells.prefix), self._feeding, self.refining)
-        return Desk(
-            works, ledger, planner.charge, reading_pace_s, clock, planner.spare_s, saving_budget
-        )
-
-    def _parts(self) -> TickParts:
-        planner = self._planner
-        return TickParts(
-            commit=self._commit,
-            commit_beside=partial(self._commit, computing=True),
-            take_in=self._take_in,
-            side_work=self._work_aside,
-            plan=self._planned,
-            take_prepared=self._prepared,
-            prepare=self._prepare,
-            publish=self._publish,
-            masks_here=partial(planner.foresee_masks, elsewhere=False),
-            masks_elsewhere=partial(planner.foresee_masks, elsewhere=True),
-            decode_begins=self._decode_begins,
-        )
-
     def _take_in(self, now: float) -> None:
         """Handle what has arrived, and give slots to those who wait. All outcomes must be committed."""
         while self._arrived:  # one that raises stays, for `fail_all`
@@ -305,12 +374,7 @@ class Engine:
         self._places.give(now)
         self._recorder.queued(self.cells, self.registry.running)
 
-    def _planned(self, now: float) -> Tick | None:
-        """Return the next tick after all that has happened; None if there is nothing to compute."""
-        self._drafter.propose(self.registry.running)
-        return self._planner.plan(now)
-
-    def _prepared(self) -> Tick | None:
+    def _take_prepared(self) -> Tick | None:
         """Return the prepared tick if it comes next; what has arrived is handled behind the commit before it."""
         completed = self._uncommitted
         if completed is None or not self._planner.has_prepared:
@@ -323,24 +387,10 @@ class Engine:
             self._arrived.clear()
         return tick
 
-    def _prepare(self, computing: Tick) -> None:
-        """Prepare the tick behind the one that is `computing`, and take in texts for later guesses."""
-        self._planner.prepare(computing, self._decode_began)
-        self._feeding.beside(self.registry.running)
-
     def _publish(self) -> None:
         """Publish all results, in order."""
         self._publisher.publish()
         tick_metrics.publish_load(self._metrics, self.registry)
-
-    def _decode_begins(self) -> None:
-        self._decode_began = self._clock()  # publishing is no part of the decode
-
-    def _pause(self, tick: Tick, paused: Callable[[float], object]) -> None:
-        """Let others compute while `tick` stands still. What that takes is not its time."""
-        now = self._clock()
-        paused(tick.plan.predicted_s - (now - self._decode_began - self._paused_s))
-        self._paused_s += self._clock() - now
 
     def _commit(self, *, computing: bool = False) -> None:
         """Move every sequence on by the latest tick, then handle what arrived since.
@@ -365,13 +415,13 @@ class Engine:
         outcomes = completed.outcomes
         pairs = [(running[outcome.chunk.key], outcome) for outcome in outcomes]
         self._places.charge(completed, [(sequence, outcome.chunk) for sequence, outcome in pairs])
-        if self._leads:
+        if self._grant.leads:
             # Shown evenly: what a tick waits less than it may for other models is a lead, and not lost.
             paces = self._planner.steps(now)
         itl_s = self.registry.commit(outcomes, now, paces, playout_s, computing=computing)
         for sequence, outcome in pairs:
             self._drafter.learn(sequence, outcome)
-        self._planner.learn(completed, itl_s, disturbed=self._disturbed)
+        self._planner.learn(completed, itl_s, disturbed=self._grant.disturbed)
         self.cells.tick(tick.n_tokens, self.memory.cost)
         self._publisher.add(
             TickFigures(partial(tick_metrics.record, self._metrics, completed, itl_s))
@@ -416,13 +466,31 @@ class Engine:
         if finished.reason in ("stop", "length"):
             self._drafter.keep(sequence)
 
-    def _work_aside(self) -> None:
-        """Do side work as far as the streams that are read can bear it."""
-        untold, self._untold = self._untold, False
-        if untold:
+    def _do_background(self) -> None:
+        """Do background work as far as the streams that are read can bear it."""
+        running = self.registry.running
+        pending, self._first_token_pending = self._first_token_pending, False
+        if pending:
             return  # it would delay a first token, which the next decode publishes
-        tick_s = self._decode_ended - self._decode_began - self._paused_s
-        self.side.between_ticks(self.registry.running, len(self.cells.blocked), tick_s)
+        self.cells.settle(running)
+        self._scheduler.between_ticks(self.background, self._load if running else None)
+        if self._grant.most_s < math.inf:
+            most_s = self._scheduler.others_at - self._clock()
+            self._planner.limit(min(self._grant.most_s, most_s))
+
+    def _load(self) -> Load:
+        """Return what background work of this model delays."""
+        running = self.registry.running.values()
+        views = [s.view for s in running if s.lane == "interactive" and s.credit > 0]
+        alone = len(self.cells.blocked) >= len(running)
+        return Load(
+            tick_s=self._decode_ended - self._decode_began - self._paused_s,
+            spare_s=self._planner.spare_s(self._clock()),
+            pace_s=self._contract.reading_pace_s,
+            is_read=any(view.protected for view in views) and not alone,
+            has_people=len(views) > 0,
+            has_others=any(not sequence.view.protected for sequence in running),
+        )
 
 
 def _is_contended(state: SchedulerState) -> bool:
@@ -444,9 +512,10 @@ def _cells(
     settings: EngineSettings,
     clock: Callable[[], float],
     recorder: Recorder,
-    ledger: Ledger,
+    charges: Charges,
     store: PageStore | None,
     disk: ModelDisk | None,
+    until_others_s: Callable[[], float],
 ) -> Cells:
     return Cells(
         *(backend, clock, recorder.began),
@@ -455,7 +524,8 @@ def _cells(
         prefix_bytes=settings.prefix_bytes,
         session_ttl_s=settings.session_ttl_s,
         copying=settings.copying,
-        ledger=ledger,
+        charges=charges,
         store=store,
         disk=disk,
+        until_others_s=until_others_s,
     )

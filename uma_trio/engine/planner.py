@@ -26,7 +26,8 @@ from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, TickSampler
 from uma_trio.engine.sampling.logprobs import Describer
 from uma_trio.engine.sequences import Sequence, foreseen, same_place
-from uma_trio.engine.turn import CAREFUL, EARLY_S, PART_S, TickClaim
+from uma_trio.machine.background import EARLY_S
+from uma_trio.machine.work import CAREFUL, PART_S, Claim
 from uma_trio.policy.accounting import as_measured
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.deadline.shape import MOST_BALLAST
@@ -111,29 +112,39 @@ class Planner:
         self._describer: Describer | None = None
         self._described_tops: tuple[int, ...] = ()
         self._ticks = 0
-        self._most_s = self._due_at = math.inf
+        self.most_s = self._due_at = math.inf
         self.memory = Memory(cost=settings.cost)
 
-    def claim(self, now: float) -> TickClaim:
+    def claim(self, now: float) -> Claim:
         """Return what there is to compute, beside other models. All outcomes must be committed."""
-        registry, cost = self._registry, self.memory.cost
+        registry = self._registry
         views = [s.view for key, s in registry.running.items() if key not in registry.absent]
         readers = [view for view in views if is_read(view, now)]
-        works = any(view.credit > 0 and not view.protected for view in views)
-        least_s = 0.0 if cost is None else cost.seconds(Work(1)) * self._longest_part
+        waiting = registry.waiting.values()
+        unread = [view.lane for view in views if view.credit > 0 and not view.protected]
+        lanes = {*unread, *[sequence.lane for sequence in waiting]}
+        least_s = self.least_s
         due_at, takes_s = self._due(readers, now)
         self._due_at = due_at
         reach_s, load = self._lead(readers, takes_s, now)
-        return TickClaim(
+        return Claim(
             due_at,
             takes_s,
-            works=works or bool(registry.waiting),
+            has_work=bool(lanes),
             least_s=least_s,
             wants_s=max(least_s, self._wants_s(views)),
             reach_s=reach_s - CAREFUL * takes_s - EARLY_S,
             load=load,
-            awaits=any(map(_awaits_first, views)),
+            kind="interactive"
+            if any(map(_awaits_first, views))
+            else ("background" if lanes == {"background"} else "answer"),
         )
+
+    @property
+    def least_s(self) -> float:
+        """The predicted seconds of the smallest part of a tick; 0 without a cost model."""
+        cost = self.memory.cost
+        return 0.0 if cost is None else cost.seconds(Work(1)) * self._longest_part
 
     def _wants_s(self, views: Ordered[SequenceView]) -> float:
         """Return what a tick takes that computes what nobody reads at about the best rate; 0 if it pauses."""
@@ -195,15 +206,15 @@ class Planner:
         """
         if self._longest_part < 1 and seconds < math.inf:
             seconds = max(seconds, PART_S / self._longest_part)
-        self._most_s = seconds
+        self.most_s = seconds
 
     @property
     def _n_batch(self) -> int:
         """How many tokens a tick may have: as decodes are trusted, and as other models allow."""
         most, cost = self._recovery.batch_limit, self.memory.cost
-        if cost is None or self._most_s == math.inf:
+        if cost is None or self.most_s == math.inf:
             return most
-        least, seconds = max(1, min(most, len(self._registry.running))), self._most_s / margin(cost)
+        least, seconds = max(1, min(most, len(self._registry.running))), self.most_s / margin(cost)
         sizes = [most, *[n for n in reversed(cost.sizes) if least < n < most]]
         return next((n for n in sizes if cost.seconds(self._deep(n)) <= seconds), least)
 
@@ -384,7 +395,7 @@ class Planner:
             interruptible=self._interruptible and not self._in_debt(),
             first_tokens=self._registry.first_tokens.known,
             memory=memory,
-            most_s=min(self._most_s, self._due_at - now) if self._most_s < math.inf else math.inf,
+            most_s=min(self.most_s, self._due_at - now) if self.most_s < math.inf else math.inf,
         )
 
     def _asked(self, state: SchedulerState) -> tuple[SchedulerState, Plan]:

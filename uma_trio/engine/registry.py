@@ -13,7 +13,6 @@ from attrs import frozen
 
 from uma_trio.engine.cells import Cells
 from uma_trio.engine.chunk import Outcome, fault_of
-from uma_trio.engine.computed import ComputedRequests
 from uma_trio.engine.first_tokens import FirstTokenBook
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Cancel, Finished, FinishReason, Submit
@@ -28,6 +27,7 @@ from uma_trio.engine.publisher import (
 )
 from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
 from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
+from uma_trio.machine.work import Work
 from uma_trio.observe import log
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.admission import gives_back, is_away
@@ -55,7 +55,7 @@ class _Declined:
 class Registry:
     """The requests of one engine.
 
-    Other modules read `waiting` and `running`; only this one changes them. The compute task sets `beside`. `readers_s` counts the seconds in
+    Other modules read `waiting` and `running`; only this one changes them. The machine sets `delayed_by`. `readers_s` counts the seconds in
     which readers could give credit back (:class:`uma_trio.service.lag.Presence`); without it, all are.
     """
 
@@ -81,7 +81,7 @@ class Registry:
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         #: The requests of another model that has the machine, while this one's work waits for it.
-        self.beside: ComputedRequests | None = None
+        self.delayed_by: Work | None = None
         self.bucket_s = BUCKET_S  # what background work is owed, see :mod:`uma_trio.policy.floor`
         # Where admission took nobody, and nothing has happened since.
         self._declined: _Declined | None = None

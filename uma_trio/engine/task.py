@@ -1,37 +1,26 @@
-"""The compute task: one worker thread for the life of the daemon, owned by a nursery."""
+"""The end of an engine that raised."""
 
 from __future__ import annotations
 
-import trio
+from typing import Protocol
 
-from uma_trio.engine.compute import ComputeTask
-from uma_trio.engine.computed import Computed
+from uma_trio.engine.inbox import Inbox
 
 
 class EngineDied(Exception):
     """An engine ended with an exception. Every stream of it has got its terminal item."""
 
 
-async def run_compute(compute: ComputeTask) -> None:
-    """Run `compute` in a worker thread until ``compute.close()``.
+class Failing(Protocol):
+    """What an engine has that its end needs."""
 
-    Being cancelled closes it and waits for the running tick, which is not interrupted.
-    """
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_close_when_cancelled, compute)
-        # abandon_on_cancel stays False: nobody else may touch the llama_context meanwhile.
-        await trio.to_thread.run_sync(compute.run, limiter=trio.CapacityLimiter(1))
-        nursery.cancel_scope.cancel()
+    inbox: Inbox
+
+    def fail_all(self, code: str, message: str) -> None:
+        """End every request with an error, when the engine is computed no more."""
 
 
-async def _close_when_cancelled(compute: ComputeTask) -> None:
-    try:
-        await trio.sleep_forever()
-    finally:
-        compute.close()
-
-
-def bury(engine: Computed, error: Exception, message: str) -> EngineDied:
+def bury(engine: Failing, error: Exception, message: str) -> EngineDied:
     """End every request of an engine that raised `error`, with E_RUNTIME_004 and `message`; return what to tell.
 
     Called on trio's thread, when the engine is computed no more.

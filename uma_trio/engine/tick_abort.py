@@ -1,17 +1,18 @@
 """Aborting a tick while it is computed, for an arriving interactive request.
 
-The engine's thread reads no messages during a decode, so it installs a hook in the inbox. The
-thread that submits a request calls the hook: a pure function (:mod:`uma_trio.policy.abort`)
-decides, and that one decode is interrupted.
+The compute thread reads no messages during a decode, so it installs a hook at the bell. The
+thread that submits a request, to whatever model, calls the hook: a pure function
+(:mod:`uma_trio.policy.abort`) decides, and that one decode is interrupted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import frozen
+from attrs import define, evolve
 
 from uma_trio.backend.base import DecodeStatus, Interrupt
+from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Submit
 from uma_trio.policy.abort import Abortable, gives_way
 
@@ -20,26 +21,36 @@ LOST_TIMES = 2.0
 GIVEN_UP = "given up for an interactive request that came"
 
 
-@frozen(eq=False)
+@define(eq=False)
 class ArrivalHook:
-    """The tick that is computed `since` then, and what interrupts it."""
+    """The tick that is computed `since` then, for requests of `inbox`, and what interrupts it.
+
+    If it `stops` between two parts, requests to other models are computed then.
+    """
 
     tick: Abortable
     since: float
     clock: Callable[[], float]
     interrupt: Interrupt
+    inbox: Inbox
+    stops: bool = False
 
-    def came(self, request: Submit) -> None:
+    def arrived(self, inbox: Inbox, request: Submit) -> None:
         """Abort the tick if `request` is worth it. Called on any thread."""
-        if gives_way(self.tick, self.clock() - self.since, request.newcomer):
+        newcomer = request.newcomer
+        if inbox is not self.inbox:
+            if self.stops:
+                return
+            newcomer = evolve(newcomer, cells=0)  # it needs none of this model's
+        if gives_way(self.tick, self.clock() - self.since, newcomer):
             self.interrupt()
 
 
 class TickAbort:
     """Whether the running tick may be aborted, and whether the last one was (`gave_up`).
 
-    `arm` (the backend's) lets the next decode be interrupted, `watch` (the inbox's) installs the
-    hook. Called on the engine's thread only. Arrivals do not starve other work: after a tick was aborted, ticks of its kind (with
+    `arm` (the backend's) lets the next decode be interrupted; the hook is installed at the bell of the `inbox`. Called
+    on the engine's thread only. Arrivals do not starve other work: after a tick was aborted, ticks of its kind (with
     interactive prompts, or without) are computed to their ends until they took twice the time that was lost. So at most a
     third of the time of such ticks is lost.
     """
@@ -47,15 +58,15 @@ class TickAbort:
     def __init__(
         self,
         arm: Callable[[], Interrupt | None],
-        watch: Callable[[Callable[[Submit], None] | None], None],
+        inbox: Inbox,
         clock: Callable[[], float],
     ) -> None:
         self._arm = arm
-        self._watch = watch
+        self._inbox, self._bell = inbox, inbox.bell
         self._clock = clock
         self._tick: Abortable | None = None
         self._since = 0.0
-        self._armed = False
+        self._hook: ArrivalHook | None = None
         self.gave_up = False
         self._debt_s: dict[
             float, float
@@ -66,22 +77,29 @@ class TickAbort:
         """Whether there are ticks that may not be aborted, so that they should be brief."""
         return bool(self._debt_s)
 
-    def begin(self, tick: Abortable | None, since: float) -> None:
+    def begin(self, tick: Abortable | None, since: float, *, stops: bool = False) -> None:
         """A tick is about to be computed: let it be given up if it may be."""
         self._tick, self._since = tick, since
-        self._armed = False
+        self._hook = None
         if tick is None or tick.most_tokens in self._debt_s:
             return
         interrupt = self._arm()
         if interrupt is not None:
-            self._armed = True
-            self._watch(ArrivalHook(tick, since, self._clock, interrupt).came)
+            self._hook = ArrivalHook(tick, since, self._clock, interrupt, self._inbox, stops)
+            self._bell.watch(self._hook.arrived)
+
+    def resume(self, paused_s: float) -> None:
+        """Go on with a tick that was stopped for `paused_s`, in which others may have replaced the hook."""
+        self._since += paused_s
+        if self._hook is not None:
+            self._hook.since += paused_s
+            self._bell.watch(self._hook.arrived)
 
     def end(self, status: int) -> None:
         """It has ended with `status`: nobody can give it up any more."""
-        if self._armed:
-            self._watch(None)
-        self.gave_up = self._armed and status == DecodeStatus.ABORTED
+        if self._hook is not None:
+            self._bell.watch(None)
+        self.gave_up = self._hook is not None and status == DecodeStatus.ABORTED
         if self._tick is None:
             return
         kind, took_s = self._tick.most_tokens, self._clock() - self._since

@@ -31,8 +31,8 @@ def wait_of(sequence: Sequence, registry: Registry, recorder: Recorder, now: flo
         return Wait(BEHIND)
     if handle in registry.absent:
         return Wait(LATE)
-    if registry.beside is not None and registry.beside.running:
-        return Wait("another model is computed", _some(registry.beside.running))
+    if registry.delayed_by is not None and registry.delayed_by.running:
+        return Wait("another model is computed", _some(registry.delayed_by.running))
     if reason := recorder.waits(handle):
         return Wait(reason, _computed_instead(handle, registry, recorder))
     return _for_the_machine(sequence, registry, now)

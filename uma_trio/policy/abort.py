@@ -25,7 +25,7 @@ LONG_S, LATE_S, HALF = 0.050, 2 * MOMENT_S, 0.5
 class Abortable:
     """A tick that may be aborted for prompts of at most `most_tokens`.
 
-    The new request could use `free_cells`; 0 if it would get no slot.
+    A new request of the same model could use `free_cells`; 0 if it would get no slot.
     """
 
     predicted_s: float
@@ -35,7 +35,10 @@ class Abortable:
 
 @frozen
 class Newcomer:
-    """The lane and the prompt's tokens of an arriving request, and the KV cells that admission will reserve for it."""
+    """The lane and the prompt's tokens of an arriving request, and the KV cells that admission will reserve for it.
+
+    One of another model needs none of these `cells`.
+    """
 
     lane: Lane
     cells: int
@@ -45,18 +48,19 @@ class Newcomer:
 def abortable(state: SchedulerState, plan: Plan, free_slots: int) -> Abortable | None:
     """Return the data for aborting `plan`; None if it must not be aborted.
 
-    None, too, if nobody would benefit. Without a prediction the end of a tick is unknown.
+    Without a prediction the end of a tick is unknown.
     """
-    if plan.predicted_s <= LONG_S or free_slots <= 0:
+    if plan.predicted_s <= LONG_S:
         return None
     views = [state.views[item.key] for item in plan.items]
     if all(item.phase == "decode" for item in plan.items):
         return None
     if any(v.protected or _is_short_prompt(v) for v in views):
         return None
+    free_cells = state.free_cells if free_slots > 0 else 0
     if all(v.lane == "background" for v in views):
-        return Abortable(plan.predicted_s, state.free_cells)
-    return Abortable(plan.predicted_s, state.free_cells, state.contract.newcomer_tokens)
+        return Abortable(plan.predicted_s, free_cells)
+    return Abortable(plan.predicted_s, free_cells, state.contract.newcomer_tokens)
 
 
 def _is_short_prompt(view: SequenceView) -> bool:

@@ -12,6 +12,7 @@ Leaves are saved in slices, and leave the KV cache when they cost more than thei
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ from uma_trio.engine.kv.store import PageStore
 from uma_trio.engine.kv.usage import NamespaceUse, Reuse
 from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
-from uma_trio.engine.side import Ledger
+from uma_trio.machine.background import Charges
 from uma_trio.observe.figures import PrefixFigures
 from uma_trio.policy.prefix import LEAST_HIT, PAGE, Copying
 from uma_trio.policy.state import FirstToken
@@ -62,7 +63,8 @@ class PrefixCache:
 
     Saved pages take at most `budget` bytes; with 0 the cache is disabled. `recount` is called after
     cells have been shared or dropped, `note` for each request with a hit, when the request can
-    continue. `store` has the pages of an earlier cache of the same model, `disk` those in files.
+    continue. `store` has the pages of an earlier cache of the same model, `disk` those in files. `until_others_s` returns
+    how long readers of other models leave the machine.
     """
 
     def __init__(
@@ -75,10 +77,12 @@ class PrefixCache:
         *,
         session_ttl_s: float = 300.0,
         copying: Copying | None = None,
-        ledger: Ledger,
+        charges: Charges,
         store: PageStore | None = None,
         disk: ModelDisk | None = None,
+        until_others_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
+        self._until_others_s = until_others_s
         self._backend = backend
         self._recount = recount
         self._note = note
@@ -87,10 +91,10 @@ class PrefixCache:
         self.on = budget > 0 and len(self._limits.leaf_ids) > 0
         self.store = store or PageStore(budget, clock)
         self.leaves = Leaves(backend)
-        self.ledger = ledger
+        self.charges = charges
         self.disk = disk if self.on else None
         self.saving = Saving(
-            *(backend, self.store, clock, self.ledger, session_ttl_s, copying, self.disk)
+            *(backend, self.store, clock, self.charges, session_ttl_s, copying, self.disk)
         )
         self.reuse = Reuse()
         compaction = Compaction(backend, clock, self.saving.save_takes)
@@ -110,7 +114,7 @@ class PrefixCache:
         if not self.on:
             return FoundPrefix()
         if self._empties_for(sequence, running):
-            self.room.empty()
+            self.room.empty(self._until_others_s())
         submit = sequence.submit
         found = self._search(sequence, running)
         self._note_miss(sequence, found)
@@ -274,7 +278,7 @@ class PrefixCache:
             blocked.locked.append(page)
             parts.popleft()
             added += 1
-        self.ledger.spend(submit.program, self._clock() - began)
+        self.charges.spend(submit.program, self._clock() - began)
         if parts:
             return
         self._unblock(blocked.sequence)
@@ -329,13 +333,20 @@ class PrefixCache:
 
     # --- while others compute ---
 
-    def settle(self, running: Mapping[int, Sequence], *, alone: bool = True) -> bool:
-        """Let forks go on whose leader is done, and leaders be due for those who wait; whether somebody waits.
+    def is_alone(self, running: Mapping[int, Sequence]) -> bool:
+        """Whether all requests wait for their prefixes, so that there is no tick."""
+        return len(self.blocked) >= len(running)
 
-        Unless those who wait are `alone`, only some of what was read is taken into memory.
+    def settle(self, running: Mapping[int, Sequence]) -> None:
+        """Let forks go on whose leader is done, leaders be due for those that wait, and leaves go that may.
+
+        If there are ticks only some of what was read is taken into memory. Call it between decodes.
         """
+        if self.on:
+            self.room.release_leaves()
         if not (self.blocked or self._promoted or self._waited_for):
-            return False
+            return
+        alone = self.is_alone(running)
         for blocked in tuple(self.blocked.values()):
             if blocked.leader is not None:
                 self._follow(blocked, running)
@@ -343,7 +354,6 @@ class PrefixCache:
                 self._receive(blocked, running, sys.maxsize if alone else _MOST_RECEIVED)
         self._promote(running)
         self._inherit(running)
-        return True
 
     def next_restore_s(self) -> float | None:
         """Return how long restoring the next page should take; None if no request waits for one."""
@@ -415,7 +425,7 @@ class PrefixCache:
             blocked.pages.popleft()
             page.locked -= 1
         page, took_s = pages[-1], self._clock() - began
-        self.ledger.spend(blocked.sequence.submit.program, took_s)
+        self.charges.spend(blocked.sequence.submit.program, took_s)
         if done:
             self.saving.restored(n_tokens, took_s)
             self.store.used(tuple(pages))

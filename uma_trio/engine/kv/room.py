@@ -82,14 +82,14 @@ class Room:
         """Note that a request left a leaf, or continues from it."""
         leaf.level = self.level
 
-    def empty(self) -> None:
+    def empty(self, most_s: float) -> None:
         """Save all leaves and take them out of the KV cache, before a request begins that is alone in it.
 
         Its cells then lie in order from the first on, whatever was computed before it, and logits depend
         on the places of cells (docs/REPRODUCIBILITY.md). Leaves would soon leave anyway: a few ticks of
-        rent pay for their return. Those stay for whose saving there is no time, or no way.
+        rent pay for their return. Those stay that cannot be saved, or not within `most_s`.
         """
-        left_s = _EMPTYING * self._tick_s()
+        left_s = min(_EMPTYING * self._tick_s(), most_s)
         for leaf in self.leaves:
             left_s -= self.saving.at_once(leaf, left_s)
             if leaf.is_saved:
@@ -114,7 +114,7 @@ class Room:
     def charge(self, n_tokens: int, cost: CostModel | None) -> None:
         """Charge each leaf for a tick of `n_tokens`, and decide whether it leaves.
 
-        :meth:`let_go` drops it later: the next decode may be running, and the places of its cells
+        :meth:`release_leaves` drops it later: the next decode may be running, and the places of its cells
         were chosen beside those of the leaf.
         """
         self.saving.cost = cost
@@ -163,9 +163,9 @@ class Room:
                 self.saving.earn(price_s)
             elif self._not_worth(leaf, leaf.coming_s):
                 self.drop(leaf)
-        self.let_go()
+        self.release_leaves()
 
-    def let_go(self) -> None:
+    def release_leaves(self) -> None:
         """Drop the leaves that are to leave, as soon as they are saved. Call it between decodes."""
         for leaf in self.leaves:
             if leaf.leaving and not leaf.to_save:

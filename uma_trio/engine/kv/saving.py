@@ -14,7 +14,7 @@ from uma_trio.engine.kv.leaves import Leaf
 from uma_trio.engine.kv.measured import CellTimes
 from uma_trio.engine.kv.pages import Page, below_root
 from uma_trio.engine.kv.store import PageStore
-from uma_trio.engine.side import Ledger
+from uma_trio.machine.background import Charges
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.prefix import PAGE, SAVING_SHARE, SCATTERED, Copying
 
@@ -49,7 +49,7 @@ class Saving:
         backend: Backend,
         store: PageStore,
         clock: Callable[[], float],
-        ledger: Ledger,
+        charges: Charges,
         session_ttl_s: float,
         copying: Copying | None = None,
         disk: ModelDisk | None = None,
@@ -69,7 +69,7 @@ class Saving:
         restore_s = _FIRST_S if copying is None else copying.restore_s
         self.restore_takes = CellTimes(restore_s, restore_s, guessed=copying is None)
         self.failures = 0
-        self._ledger = ledger
+        self._ledger = charges
         self.cost: CostModel | None = None
         self._whole_only = backend.limits.n_streams > 1
         window = backend.limits.window
@@ -171,7 +171,7 @@ class Saving:
         self._last = now
         allowed_s = self._earned_s + (self._put_by_s if share else 0.0)
         spent_s = took_s = 0.0
-        while self._queue and (need_s := self._next_s()) <= min(
+        while self._queue and (need_s := self._page_s(self._queue[0])) <= min(
             allowed_s - spent_s, most_s - took_s
         ):
             page_s = self._save()
@@ -183,7 +183,7 @@ class Saving:
 
     def one(self, most_s: float = math.inf) -> bool:
         """Save a page; False if none would take at most `most_s`."""
-        if self._queue and not self._next_s() <= most_s:
+        if self._queue and not self._page_s(self._queue[0]) <= most_s:
             quick = (leaf for leaf in self._queue if self._page_s(leaf) <= most_s)
             first = next(quick, None)
             if first is None:
@@ -195,15 +195,19 @@ class Saving:
         return True
 
     def at_once(self, leaf: Leaf, most_s: float) -> float:
-        """Save the rest of a leaf, no page after `most_s` are over; return how long it took."""
+        """Save the rest of a leaf, no page that should end after `most_s`; return how long it took."""
         took_s = 0.0
         self.first(leaf)
-        while leaf in self._queue and took_s < most_s:
+        while leaf in self._queue and took_s + self._page_s(leaf) <= most_s:
             took_s += self._save()
         return took_s
 
-    def _next_s(self) -> float:
-        return self._page_s(self._queue[0])
+    def next_s(self, quick_s: float = 0.0) -> float:
+        """Return how long the next page should take: one of at most `quick_s` if there is any, or the first."""
+        return next(
+            (s for leaf in self._queue if (s := self._page_s(leaf)) <= quick_s),
+            self._page_s(self._queue[0]),
+        )
 
     def _page_s(self, leaf: Leaf) -> float:
         """Return how long saving the next page of a leaf should take."""

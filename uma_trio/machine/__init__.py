@@ -1,0 +1,1 @@
+"""The compute thread: one deadline scheduler for the work of all models."""
