@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.costing.bounds import implausible
+from uma_trio.policy.costing.store import implausible
 from uma_trio_sim.machine import TABLES, staircase
 
 GOOD = CostModel(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma_trio.policy.cost import FURTHEST, CostModel, Staircase, Work
-from uma_trio.policy.costing.bounds import implausible
+from uma_trio.policy.costing.store import implausible
 from uma_trio.policy.tuning import TUNING
 
 # Milliseconds of one decode by tokens: a 0.5B Q4_0 model on two AVX-512 cores.

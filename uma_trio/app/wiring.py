@@ -38,12 +38,16 @@ from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.costing.calibrate import assume_looking_back
 from uma_trio.policy.costing.copying import known_copies
-from uma_trio.policy.costing.known_needs import needs_file, recall_computing, remember_computing
-from uma_trio.policy.costing.known_needs import recall as recall_needs
-from uma_trio.policy.costing.known_needs import remember as remember_needs
 from uma_trio.policy.costing.measured import Neighbour, measured_cost
 from uma_trio.policy.costing.neighbours import in_words
-from uma_trio.policy.costing.store import cache_folder
+from uma_trio.policy.costing.store import (
+    cache_folder,
+    needs_file,
+    recall_computing,
+    recall_needs,
+    remember_computing,
+    remember_needs,
+)
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
 
 from attrs import define, field
 
@@ -17,17 +16,13 @@ from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.costing.neighbours import Reader, cpu_times
 from uma_trio.policy.costing.refine import Refinement
-from uma_trio.policy.costing.remeasure import Remeasurement
-
-# Seconds between two decodes: others may have waited for the processor.
-_BREATH_S: Final = 0.01
 
 
 @define(eq=False)
 class Refining:
-    """Measures what calibration had no time for.
+    """Measures what calibration had no time for, by decodes in an empty KV cache, which no user is charged for.
 
-    Its parts are decodes of an empty KV cache. They serve everybody, so nobody is charged for them. `keep` is called with a cost model that replaces one of a busy machine; `read` tells how
+    `keep` is called with a cost model that replaces one of a busy machine; `read` returns how
     busy it is. Both may be replaced before the engine runs.
     """
 
@@ -43,10 +38,10 @@ class Refining:
     makes_room: bool = False
     _at: float = field(default=-math.inf, init=False)  # when the next decode may begin
     _refinement: Refinement = field(init=False)
-    _remeasurement: Remeasurement | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._refinement = Refinement(self.backend, self.clock)
+        read = lambda: self.read()  # noqa: E731, PLW0108 - it may be replaced
+        self._refinement = Refinement(self.backend, self.clock, read)
 
     def claim(self, *, idle: bool) -> Part | None:
         """Return a decode while the machine is idle: its cache has to be empty, and no request may have a slot."""
@@ -71,29 +66,14 @@ class Refining:
         if interrupt is not None:
             bell.watch(lambda _inbox, _request: interrupt())
         began = self.clock()
-        idle_s = _BREATH_S
         try:
-            if cost.others:
-                idle_s = self._measure_again(cost, interruptible=interrupt is not None)
-            else:
-                refined = self._refinement.refine(cost, interruptible=interrupt is not None)
-                self.planner.refined(refined or cost)
+            found, idle_s = self._refinement.advance(cost, interruptible=interrupt is not None)
         finally:
             bell.watch(None)
+        self.planner.refined(found)
+        if cost.others and not found.others:
+            self.metrics.promise.measured(found)
+            self.keep(found)
         ended = self.clock()
         self._at = ended + idle_s
         return ended - began
-
-    def _measure_again(self, cost: CostModel, *, interruptible: bool) -> float:
-        """Replace a table of a busy machine, by a decode if it is quiet now; return how long to be idle then."""
-        if self._remeasurement is None:
-            self._remeasurement = Remeasurement(self.backend, self.clock, cost, self.read)
-        found, idle_s = self._remeasurement.advance(cost, interruptible=interruptible)
-        if found is not cost:
-            self.planner.refined(found)
-        if not found.others:
-            self._remeasurement = None
-            self._refinement = Refinement(self.backend, self.clock)
-            self.metrics.promise.measured(found)
-            self.keep(found)
-        return idle_s

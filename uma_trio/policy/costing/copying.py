@@ -13,22 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from attrs import asdict
+from attrs import astuple
 
 from uma_trio.backend.base import Backend, DecodeStatus
-from uma_trio.policy.costing.store import cost_file, put
+from uma_trio.policy.costing.store import cost_file, put, recall_value
 from uma_trio.policy.prefix import PAGE, SCATTERED, Copying
 
 _TIMES = 3  # the quickest counts; the first one touches memory
 _FORMAT = 1
-
-
-class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file holds: seconds for a token."""
-
-    save_s: float
-    restore_s: float
-    scattered_s: float
 
 
 def copies_file(backend: Backend) -> Path:
@@ -45,21 +37,12 @@ def known_copies(backend: Backend, clock: Callable[[], float]) -> Copying | None
     if not backend.traits.shape_costs:
         return None
     path = copies_file(backend)
-    found = _recalled(path)
-    if found is None:
+    found = recall_value(path, Copying)
+    if found is None or not all(0 < seconds < math.inf for seconds in astuple(found)):
         found = time_copies(backend, clock)
         if found is not None:
-            put(path, msgspec.json.encode(_Stored(**asdict(found))))
+            put(path, msgspec.json.encode(found))
     return found
-
-
-def _recalled(path: Path) -> Copying | None:
-    try:
-        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    found = Copying(stored.save_s, stored.restore_s, stored.scattered_s)
-    return found if all(0 < seconds < math.inf for seconds in asdict(found).values()) else None
 
 
 def time_copies(backend: Backend, clock: Callable[[], float]) -> Copying | None:
