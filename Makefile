@@ -16,6 +16,7 @@ help:
 	@echo "make dist     wheels and source archives into dist/; VARIANTS='x64 haswell' for these CPUs only"
 	@echo "make wheels   llama.cpp's wheel alone"
 	@echo "make try-dist install what is in dist/ without a compiler and get a first token"
+	@echo "make release  dist/ as it is published: wheels, sources, Debian package, formula, installer, checksums"
 	@echo "make deb      a Debian package of what is in dist/"
 	@echo "make install  this checkout into PREFIX (~/.local), also to update; make uninstall"
 	@echo "make setup    only set up .venv and llama.cpp"
@@ -85,6 +86,10 @@ wheels: setup-checks
 try-dist: setup-checks
 	@$(BIN)/python packaging/try_dist.py
 
+.PHONY: release
+release: setup-checks
+	@$(BIN)/python packaging/make_release.py --variants "$(VARIANTS)"
+
 .PHONY: deb
 deb: setup-checks
 	@$(BIN)/python packaging/make_deb.py
@@ -97,7 +102,7 @@ install: setup
 
 .PHONY: uninstall
 uninstall:
-	@python3 packaging/install.py --prefix "$(PREFIX)" --remove
+	@sh packaging/install.sh --prefix "$(PREFIX)" --remove
 
 .PHONY: clean
 clean:

@@ -26,7 +26,13 @@ import setup as checkout
 DIST, TOOLS = ROOT / "dist", ROOT / "build" / "tools"
 LLAMA = ROOT / "packaging" / "llama"
 EVERY = (ROOT / "protocol", ROOT, ROOT / "sim", ROOT / "cluster", LLAMA)
-_NEEDED = ("build>=1.2", "twine>=6", "auditwheel>=6.1; sys_platform == 'linux'", "uv>=0.9")
+_NEEDED = (
+    "build>=1.2",
+    "twine>=6",
+    "auditwheel>=6.1; sys_platform == 'linux'",
+    "uv>=0.9",
+    "pipx>=1.7",
+)
 
 
 def main() -> int:

@@ -26,9 +26,3 @@ def add_share(share: Path, program: Path) -> None:
         target = share / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(made.stdout)
-
-
-def remove_share(share: Path) -> None:
-    """Take away what `add_share` wrote."""
-    for place in (MANUAL, *COMPLETIONS.values()):
-        (share / place).unlink(missing_ok=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -30,7 +32,7 @@ def packaging(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Return the scripts of packaging/, as they import each other."""
     for folder in (ROOT / "scripts", PACKAGING, PACKAGING / "llama"):
         monkeypatch.syspath_prepend(str(folder))
-    names = ("llama_build", "install", "make_formula", "share")
+    names = ("llama_build", "make_dist", "make_formula", "make_release", "share")
     for name in (*names, "toolchain", "setup", "watched"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return {name: importlib.import_module(name) for name in names}
@@ -139,32 +141,76 @@ def test_a_formula_is_ruby(packaging: dict[str, ModuleType], tmp_path: Path) -> 
         assert text.count(opened) == text.count(closed)
 
 
-def test_removing_leaves_what_is_not_ours(packaging: dict[str, ModuleType], tmp_path: Path) -> None:
-    """A program of the same name that somebody else put there stays."""
-    home = tmp_path / "share" / "uma-trio"
+def run_installer(prefix: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run packaging/install.sh without uv on the PATH, and with an index that has nothing."""
+    command = ["sh", str(PACKAGING / "install.sh"), "--prefix", str(prefix), *words]
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(prefix), "PYTHON": sys.executable}
+    env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    return subprocess.run(command, env=env, text=True, capture_output=True, check=False)
+
+
+def release_folder(folder: Path, content: bytes) -> Path:
+    """Make a release whose wheels hold `content`."""
+    folder.mkdir()
+    sums = []
+    for name in ("uma_trio-1.0-py3-none-any.whl", "uma_protocol-1.0-py3-none-any.whl", LLAMA_WHEEL):
+        (folder / name).write_bytes(content)
+        sums.append(f"{hashlib.sha256(content).hexdigest()}  {name}\n")
+    (folder / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
+    return folder
+
+
+LLAMA_WHEEL = f"uma_trio_llama-1.0-py3-none-manylinux_2_34_{os.uname().machine}.whl"
+
+
+def installed(prefix: Path) -> Path:
+    """Lay out an installation as install.sh does, with a file that tells it from a new one."""
+    home = prefix / "share" / "uma-trio"
     (home / "bin").mkdir(parents=True)
-    packaging["install"].link(tmp_path, home)
-    assert (tmp_path / "bin" / "umad").readlink() == home / "bin" / "umad"
+    (prefix / "bin").mkdir()
+    for name in ("uma-trio", "umad", "uma-cli"):
+        (home / "bin" / name).touch()
+        (prefix / "bin" / name).symlink_to(home / "bin" / name)
+    return home
+
+
+def test_removing_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    home = installed(tmp_path)
     (tmp_path / "bin" / "umad").unlink()
     (tmp_path / "bin" / "umad").write_text("another's", encoding="utf-8")
-    packaging["install"].remove(tmp_path, home)
+    assert run_installer(tmp_path, "--remove").returncode == 0
     assert [path.name for path in (tmp_path / "bin").iterdir()] == ["umad"]
     assert not home.exists()
 
 
-def test_an_installation_that_fails_leaves_the_old_one(
-    packaging: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An update is all or nothing."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise subprocess.CalledProcessError(1, "pip")
-
-    home = tmp_path / "uma-trio"
-    home.mkdir()
+def test_an_installation_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    home = installed(tmp_path)
     (home / "old").touch()
-    monkeypatch.setattr(packaging["install"].subprocess, "run", fail)
-    with pytest.raises(subprocess.CalledProcessError):
-        packaging["install"].install(home, tmp_path / "llama.whl")
-    assert [path.name for path in tmp_path.iterdir()] == ["uma-trio"]
+    release = release_folder(tmp_path / "release", b"no wheel")
+    assert run_installer(tmp_path, "--from", str(release)).returncode != 0
+    assert [path.name for path in home.parent.iterdir()] == ["uma-trio"]
     assert (home / "old").exists()
+
+
+def test_a_damaged_file_of_a_release_is_named_and_not_installed(tmp_path: Path) -> None:
+    release = release_folder(tmp_path / "release", b"a wheel")
+    (release / LLAMA_WHEEL).write_bytes(b"a whe")
+    done = run_installer(tmp_path, "--from", str(release))
+    assert done.returncode != 0
+    assert f"{LLAMA_WHEEL} from {release} is damaged" in done.stderr
+    assert not (tmp_path / "share").exists()
+
+
+@pytest.mark.parametrize("source", ["nowhere", "http://127.0.0.1:1"])
+def test_a_place_without_a_release_is_named(tmp_path: Path, source: str) -> None:
+    done = run_installer(tmp_path, "--from", source)
+    assert done.returncode != 0
+    assert f"no release at {source}" in done.stderr
+
+
+def test_the_checksums_of_a_release_are_those_of_sha256sum(
+    packaging: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    (tmp_path / "a.whl").write_bytes(b"a")
+    packaging["make_release"].write_checksums(tmp_path)
+    subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path, check=True)
