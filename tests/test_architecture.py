@@ -71,7 +71,7 @@ THIRD_PARTY = {
 
 # What is behind `engine.cells`. Its side work and what administers it take the cache itself.
 PREFIX_ROOMS = {
-    *("cache", "compaction", "leaves", "pages", "room", "saving", "search", "store", "usage"),
+    *("cache", "leaves", "pages", "room", "saving", "search", "store", "usage"),
 }
 
 THREADS = {

@@ -125,42 +125,6 @@ def test_each_of_several_holders_keeps_its_part_of_a_cell() -> None:
     assert cells.portions((0, 1), (2, 3)) == [2.5, 0.5]
 
 
-@given(st.lists(OPERATION, max_size=40), st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
-def test_moving_the_highest_cells_again_and_again_closes_all_gaps(
-    operations: list[tuple[object, ...]], most: int
-) -> None:
-    """Every move lowers how many lie above the others; who holds which position stays as it was."""
-    cells, scratch = CellMap(N_CELLS, N_SEQ + 1), N_SEQ
-    for operation in operations:
-        match operation:
-            case ("place", list(ids)):
-                for seq in ids:
-                    cells.place(np.array([seq], np.int32), np.array([cells.length(seq)], np.int32))
-            case ("drop", int(seq), int(first)):
-                cells.drop(seq, first)
-            case ("share", int(src), int(dst), int(last)):
-                first, last = cells.length(dst), min(last, cells.length(src))
-                if src != dst and first < last:
-                    cells.share(src, dst, first, last)
-    lengths = [cells.length(seq) for seq in range(N_SEQ)]
-    shared, used = cells.shared(range(N_SEQ)), cells.used
-    for _ in range(N_CELLS + 1):
-        part = cells.highest(most)
-        if part is None:
-            break
-        seq, first, last = part
-        assert 0 < last - first <= most
-        holders = cells.holders(seq, first, last)
-        assert cells.restore(scratch, cells.order(seq, first, last))
-        for one in holders:
-            cells.replace(scratch, one, first, last)
-        cells.drop_part(scratch, first)
-    assert cells.high_water == cells.used == used
-    assert [cells.length(seq) for seq in range(N_SEQ)] == lengths
-    assert cells.shared(range(N_SEQ)) == shared
-
-
 def test_runs_are_counted() -> None:
     """Two sequences that grow side by side lie in runs of one."""
     cells = CellMap(N_CELLS, N_SEQ)
@@ -193,7 +157,7 @@ def debug_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, 
 
 @pytest.mark.real
 def test_llama_cpp_says_the_same(tmp_path: Path, debug_log: list[tuple[int, int, int]]) -> None:
-    """Over random batches, drops, copies, moves, saves and restores, at every search."""
+    """Over random batches, drops, copies, saves and restores, at every search."""
     pytest.importorskip("gguf")
     from models.synthetic import write_model
     from uma_trio.backend.llama import LlamaBackend
@@ -202,10 +166,10 @@ def test_llama_cpp_says_the_same(tmp_path: Path, debug_log: list[tuple[int, int,
     backend = LlamaBackend.load(path, n_ctx=512, n_slots=4, n_batch=64, threads=1)
     rng = np.random.default_rng(7)
     ids = [0, 1, 2, 3, *backend.limits.leaf_ids[:4]]
-    mirror, saved, compared, moved = backend._kv.map, None, 0, 0
+    mirror, saved, compared = backend._kv.map, None, 0
     assert mirror is not None
     for _ in range(600):
-        choice, one, two = rng.integers(7), *rng.choice(ids, 2, replace=False).tolist()
+        choice, one, two = rng.integers(6), *rng.choice(ids, 2, replace=False).tolist()
         held, cut = backend.kv_length(one), int(rng.integers(0, 80))
         debug_log.clear()
         expected = (mirror.high_water, mirror.used, mirror.head)
@@ -223,10 +187,6 @@ def test_llama_cpp_says_the_same(tmp_path: Path, debug_log: list[tuple[int, int,
         elif choice == 4:
             backend.kv_remove(two)
             backend.kv_copy(one, two, 0, max(1, held - cut))
-        elif choice == 5:
-            part = backend.kv_highest(64)
-            assert part is None or backend.kv_move(*part)
-            moved += part is not None
         elif saved is None:
             saved = backend.kv_save(one, 0, held, held) if held else None
         else:
@@ -236,5 +196,4 @@ def test_llama_cpp_says_the_same(tmp_path: Path, debug_log: list[tuple[int, int,
         for seq in ids:
             assert mirror.length(seq) == backend.kv_length(seq)
     assert compared > 100
-    assert moved > 10
     backend.close()

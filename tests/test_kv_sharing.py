@@ -185,35 +185,6 @@ def test_a_sequence_that_does_not_exist_is_refused(models: dict[int, Path], seq:
     backend.close()
 
 
-def test_cells_that_are_moved_down_hold_the_same(backend: Backend) -> None:
-    """For all who share them; the logits behind them are the same to the bit, and decodes span less."""
-    shared, own = text(1, 100), text(2, 9)
-    want = feed(backend, 0, shared + own)
-    backend.kv_remove(0)
-    feed(backend, 1, text(4, 150))
-    feed(backend, 0, shared)
-    leaf = backend.limits.leaf_ids[2]
-    assert backend.kv_copy(0, leaf, 0, 80)
-    backend.kv_remove(1)
-    assert backend.kv_high_water() == 250
-    while (part := backend.kv_highest(32)) is not None:
-        assert backend.kv_move(*part)
-    assert (backend.kv_high_water(), backend.kv_used()) == (100, 100)
-    assert (backend.kv_length(0), backend.kv_length(leaf)) == (100, 80)
-    np.testing.assert_array_equal(go_on(backend, 0, own), want)
-    backend.kv_remove(0)
-    assert backend.kv_copy(leaf, 2, 0, 80)
-    np.testing.assert_array_equal(go_on(backend, 2, shared[80:] + own), want)
-
-
-def test_cells_with_a_window_are_not_moved(windowed: Backend) -> None:
-    """What is out of the window would not come back."""
-    feed(windowed, 0, text(1, 100))
-    feed(windowed, 1, text(2, 50))
-    windowed.kv_remove(0)
-    assert windowed.kv_highest(64) is None
-
-
 def test_saved_cells_come_back_in_another_slot(backend: Backend) -> None:
     """In pages, from a slot and from a leaf; the logits behind them are the same to the bit."""
     shared, own = text(1, 150), text(2, 9)

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from uma_trio.backend.base import Saved, Traits
 from uma_trio.engine.kv.admin import clear, report
-from uma_trio.engine.kv.compaction import Compaction
 from uma_trio.engine.kv.leaves import Leaf
 from uma_trio.engine.kv.measured import CellTimes
 from uma_trio.engine.messages import Keep, SetLane
@@ -24,7 +23,7 @@ from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.prefix import PAGE
-from uma_trio.policy.state import Lane, SchedulerState
+from uma_trio.policy.state import SchedulerState
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 MIB = 1 << 20
@@ -621,125 +620,6 @@ def test_only_quick_pages_are_saved_at_once() -> None:
     assert [leaf.unsaved for leaf in prefix.leaves] == [0, 0]
 
 
-@pytest.mark.parametrize(("used_cell_s", "moves"), [(1e-6, True), (0.0, False)])
-def test_a_reader_above_cells_that_went_is_moved_down(used_cell_s: float, moves: bool) -> None:
-    """When the free cells below it have cost as much as moving it would; its text stays the same."""
-    made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(used_cell_s))
-    made.submit(letters(1, 600), 4, namespace=MINE)
-    _, reader = made.submit(letters(2, 90), 400, namespace="2")
-    made.ticks(40)
-    backend, prefix = made.backend, made.engine.cells.prefix
-    prefix.room.drop_all()
-    assert backend.kv_high_water() > backend.kv_used() + 500
-    made.ticks(200)
-    assert (backend.kv_high_water() - backend.kv_used() < 256) is moves
-    assert (prefix.room.compaction.moved > 0) is moves
-    made.run()
-    assert reader.tokens == backend.continuation(letters(2, 90), 400)
-
-
-class SlowToMove(FakeBackend):
-    """A backend that takes half a second to move a slice, as one behind a slow bus might."""
-
-    now_s = 0.0
-
-    def kv_move(self, slot: int, first: int, last: int) -> bool:
-        """Move, and let time pass."""
-        self.now_s += 0.5
-        return super().kv_move(slot, first, last)
-
-
-@pytest.mark.parametrize(("lane", "most"), [("background", PAGE), ("interactive", 0)])
-def test_moving_stops_when_it_turns_out_to_take_more_than_the_gap_costs(
-    lane: Lane, most: int
-) -> None:
-    """One slice shows what it takes; who waits for a first token does not wait even for that."""
-    backend, ticks = SlowToMove(n_ctx=4096, n_slots=4, n_batch=64), count()
-    made = Bench(
-        backend,
-        settings=priced(1e-6),
-        clock=lambda: backend.now_s + next(ticks) / 1000,
-    )
-    made.submit(letters(1, 600), 4, namespace=MINE)
-    made.run()
-    _, reader = made.submit(letters(2, 640), 40, namespace="2", lane=lane)
-    made.ticks(4)
-    made.engine.cells.prefix.room.drop_all()
-    made.ticks(3)
-    assert not reader.tokens, "nobody reads yet"
-    moved = made.engine.cells.prefix.room.compaction.moved
-    assert moved <= most
-    assert bool(moved) is (most > 0)
-    made.run()
-    assert reader.tokens == backend.continuation(letters(2, 640), 40)
-
-
-class Lookups(Captured):
-    """A device that counts how often somebody looks for what to move."""
-
-    looks = 0
-
-    def kv_highest(self, most: int) -> tuple[int, int, int] | None:
-        """Look, and count."""
-        self.looks += 1
-        return super().kv_highest(most)
-
-
-def test_what_is_too_dear_to_move_is_not_looked_for_in_each_tick() -> None:
-    """Looking takes work in proportion to the cells."""
-    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), spanned_cell_s=1e-6)
-    made = Bench(
-        backend := Lookups(n_ctx=4096, n_slots=4, n_batch=64),
-        settings=EngineSettings(prefix_bytes=MIB, cost=cost),
-    )
-    made.submit(letters(1, 600), 40, namespace=MINE)
-    for client in (2, 3):
-        made.submit(letters(client, 40), 400, namespace=str(client))
-    made.ticks(160)
-    made.engine.cells.prefix.saving.save_takes.learn(scattered=False, token_s=2e-6)
-    made.engine.cells.prefix.room.drop_all()
-    made.ticks(100)
-    assert backend.kv_high_water() - backend.kv_used() >= 256
-    assert 0 < backend.looks < 6
-
-
-def test_a_move_that_fails_changes_nothing() -> None:
-    """It is counted, and the reader stays where it is."""
-    made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(1e-6))
-    made.submit(letters(1, 600), 4, namespace=MINE)
-    _, reader = made.submit(letters(2, 90), 200, namespace="2")
-    made.ticks(40)
-    made.backend.kv_fails = lambda verb: verb == "move"
-    made.engine.cells.prefix.room.drop_all()
-    made.run()
-    assert made.engine.cells.prefix.room.compaction.failures > 0
-    assert reader.tokens == made.backend.continuation(letters(2, 90), 200)
-
-
-def test_the_time_of_a_move_that_fails_is_no_price_of_moving() -> None:
-    """It may fail at once: what the next one should take is as unknown as before."""
-    backend = FakeBackend(n_ctx=4096, n_slots=4, n_batch=64)
-    made = Bench(backend, settings=priced(1e-6))
-    ask(made, letters(1, 600))
-    made.submit(letters(2, 640), 40, namespace="2")
-    made.ticks(4)
-    made.engine.cells.prefix.room.drop_all()
-    moves = Compaction(backend, clock=lambda: 0.0, saves=measured(1.0, 1.0))
-    used, gap = backend.kv_used(), moves.gap
-    costs_little, costs_enough = 1.9 * used / gap, 2.1 * used / gap  # beside twice a second a cell
-    assert not moves.due(costs_little)
-    backend.kv_fails = lambda verb: verb == "move"
-    assert moves.due(costs_enough)
-    moves.some(1e9)
-    assert (moves.failures, moves.moved) == (1, 0)
-    assert not moves.due(costs_little)
-    backend.kv_fails = lambda _verb: False
-    assert moves.due(costs_enough)
-    moves.some(1e9)
-    assert moves.moved > 0
-    made.run()
-
-
 def test_a_leaf_that_is_used_again_owes_nothing_for_what_came_before() -> None:
     """Rent, past and to come, is counted from its latest use."""
     made = Bench(FakeBackend(n_ctx=4096, n_slots=4, n_batch=64), settings=priced(1e-6))
@@ -968,16 +848,7 @@ class Answers(RuleBasedStateMachine):
         if leaves:
             self.made.engine.cells.prefix.room.drop(data.draw(st.sampled_from(leaves)))
 
-    @rule(most=st.integers(1, 100))
-    def compact(self, most: int) -> None:
-        """Move the highest cells down."""
-        part = self.made.backend.kv_highest(most)
-        if part is not None:
-            before = self.made.backend.kv_high_water()
-            self.made.backend.kv_move(*part)
-            assert self.made.backend.kv_high_water() <= before
-
-    @rule(verbs=st.sets(st.sampled_from(["copy", "save", "restore", "move"])))
+    @rule(verbs=st.sets(st.sampled_from(["copy", "save", "restore"])))
     def fail(self, verbs: set[str]) -> None:
         """Let some verbs fail from now on."""
         self.made.backend.kv_fails = lambda verb: verb in verbs

@@ -108,21 +108,6 @@ def test_room_is_not_made_by_dropping_what_a_request_holds() -> None:
     made.run()
 
 
-def test_cells_move_down_for_what_answers_will_still_get() -> None:
-    """Each of these tokens would span the free cells; one token alone is not worth a move."""
-    made = bench()
-    ask(made, letters(1, 300))
-    made.submit(letters(2, 100), 200, namespace=MINE)
-    made.ticks(4)
-    room = made.engine.cells.prefix.room
-    (leaf,) = room.leaves
-    room.drop(leaf)
-    assert room.compaction.gap >= 256
-    assert not room.gap_costs(1)
-    assert not room.gap_costs(1, [100])
-    assert room.gap_costs(1, [10**11])
-
-
 def test_leaves_that_share_leave_as_one_alone_would() -> None:
     """A part of the rent is held against the same part of the way out and back."""
     alone, alike = bench(), bench()

@@ -53,7 +53,7 @@ _MASK = (1 << 64) - 1
 _WRONG = 0x5EED  # folded into what is computed behind cells that are lost
 _LEAVES = 32
 
-KvVerb = Literal["copy", "save", "restore", "move"]
+KvVerb = Literal["copy", "save", "restore"]
 Cost = Callable[[int, int], float]
 
 
@@ -206,8 +206,7 @@ class FakeBackend:
         self.kv_fails: Callable[[KvVerb], bool] = lambda _verb: False
         self._cells: list[list[int]] = [[] for _ in range(n_seq)]  # history after each position
         self._first = [0] * n_seq  # from here on layers with a window have everything
-        self._map = CellMap(n_ctx, n_seq + 1)
-        self._scratch = n_seq  # by way of which cells are moved
+        self._map = CellMap(n_ctx, n_seq)
         self._logits = np.zeros((n_batch, self.vocabulary.n_vocab), np.float32)
 
     def continuation(self, prompt: Sequence[int] | IntArray, n: int) -> list[int]:
@@ -473,23 +472,6 @@ class FakeBackend:
     def kv_high_water(self) -> int:
         """Return how far the highest cell is."""
         return self._map.high_water
-
-    def kv_highest(self, most: int) -> tuple[int, int, int] | None:
-        """Return what could lie lower; nothing where layers have a window."""
-        return None if self.limits.window else self._map.highest(most)
-
-    def kv_move(self, slot: int, first: int, last: int) -> bool:
-        """Move a part by way of cells that nobody holds, unless told to fail."""
-        if self.kv_fails("move"):
-            return False
-        holders = self._map.holders(slot, first, last)
-        order = self._map.order(slot, first, last)
-        if not self._map.restore(self._scratch, order):
-            return False
-        for one in holders:
-            self._map.replace(self._scratch, one, first, last)
-        self._map.drop_part(self._scratch, first)
-        return True
 
     def _drop(self, slot: int, first: int) -> None:
         self._map.drop(slot, first)

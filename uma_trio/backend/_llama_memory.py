@@ -203,40 +203,6 @@ class CacheMemory:
         finally:
             lib.seq_rm(self._memory, self._scratch, -1, -1)
 
-    def highest(self, most: int) -> tuple[int, int, int] | None:
-        """Return what :meth:`move` can put lower; None where nothing can.
-
-        A part of a sequence with a window would come back without what is out of it.
-        """
-        if self.map is None or self._scratch is None or self._window or self._kept:
-            return None
-        return self.map.highest(most)
-
-    def move(self, seq: int, first: int, last: int) -> bool:
-        """Put positions ``[first, last)`` of `seq`, for all their holders, into the lowest free cells.
-
-        Nothing is dropped before it is there again. False, and nothing has changed, if it is not.
-        """
-        saved = self._save(seq, first, last)
-        if saved is None or self.map is None or self._scratch is None:
-            return False
-        data, order = _apart(saved)
-        holders = self.map.holders(seq, first, last)
-        done = lib.state_set(self._context, data.ctypes.data, len(data), self._scratch, 0)
-        try:
-            if done != len(data) or self.length(self._scratch) != last:
-                self._forget_restored(order)
-                return False
-            self.map.restore(self._scratch, order)
-            for one in holders:
-                lib.seq_rm(self._memory, one, first, last)
-                lib.seq_cp(self._memory, self._scratch, one, first, last)
-                self.map.replace(self._scratch, one, first, last)
-            self.map.drop_part(self._scratch, first)
-            return True
-        finally:
-            lib.seq_rm(self._memory, self._scratch, -1, -1)
-
     def retire(self, slot: int) -> None:
         """Let the last cell of `slot` stay when the others go, where the mark is to be kept."""
         last = self.length(slot) - 1

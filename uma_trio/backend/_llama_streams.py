@@ -196,15 +196,6 @@ class StreamMemory:
         self._filled[stream] = n
         return True
 
-    def highest(self, most: int) -> None:
-        """Return None: nothing can lie lower."""
-        del most
-
-    def move(self, seq: int, first: int, last: int) -> bool:
-        """Return False: nothing moves."""
-        del seq, first, last
-        return False
-
     def retire(self, slot: int) -> None:
         """Do nothing: there is no mark to keep."""
         del slot

@@ -363,19 +363,6 @@ class Backend(Protocol):
         0 where this kind of memory does not tell.
         """
 
-    def kv_highest(self, most: int) -> tuple[int, int, int] | None:
-        """Return a slot or leaf and the positions of it, at most `most`, that hold the highest cells.
-
-        They are what :meth:`kv_move` should move next, so that decodes span fewer cells. None if
-        the cells in use lie together, or if this kind of memory cannot move any.
-        """
-
-    def kv_move(self, slot: int, first: int, last: int) -> bool:
-        """Put positions ``[first, last)`` of `slot`, for all who hold them, into the lowest free cells.
-
-        The numbers in them are the same. False, and nothing has changed, if that failed.
-        """
-
     def variant(self, adapters: Sequence[Adapter]) -> Backend:
         """Return a backend with the same weights and these adapters, with cells of its own.
 

@@ -105,42 +105,6 @@ class CellMap:
         self._lengths[seq] = int(order.max()) + 1
         return True
 
-    def highest(self, most: int) -> tuple[int, int, int] | None:
-        """Return a sequence, and which of its positions, up to `most`, hold the highest cells.
-
-        Only such cells as lie above a free one for each of them, and all of the same holders; None
-        if the cells in use lie together.
-        """
-        if self.high_water == self.used:
-            return None
-        held = np.flatnonzero(self._lengths).tolist()
-        tops = (seq for seq in held if self._cells_of(seq).max() == self.high_water - 1)
-        seq = next(tops, None)
-        if seq is None:  # a cell that no sequence has
-            return None
-        cells = self._cells_of(seq)
-        above = np.flatnonzero(cells >= self.used)
-        last = int(above[-1]) + 1
-        gaps = np.flatnonzero(np.diff(above) != 1)
-        first = max(int(above[gaps[-1] + 1]) if len(gaps) else int(above[0]), last - most)
-        for other in held:
-            changes = np.flatnonzero(np.diff(self._alike(seq, other, first, last)))
-            if len(changes):
-                first += int(changes[-1]) + 1
-        return seq, first, last
-
-    def holders(self, seq: int, first: int, last: int) -> list[int]:
-        """Return who holds the cells of these positions, `seq` included; each holds all or none."""
-        held = np.flatnonzero(self._lengths >= last).tolist()
-        return [one for one in held if self._alike(seq, one, first, last).all()]
-
-    def replace(self, src: int, dst: int, first: int, last: int) -> None:
-        """Let `dst` hold the cells of `src` at these positions, instead of its own."""
-        self._release(self._where[dst, first:last].copy())
-        cells = self._where[src, first:last]
-        self._where[dst, first:last] = cells
-        self._holders[cells] += 1
-
     def share(self, src: int, dst: int, first: int, last: int) -> None:
         """Let `dst`, which ends at `first`, hold positions ``[first, last)`` of `src` too."""
         cells = self._where[src, first:last]
@@ -175,13 +139,6 @@ class CellMap:
     def _cells_of(self, seq: int) -> IntArray:
         cells: IntArray = self._where[seq, : self._lengths[seq]]
         return cells
-
-    def _alike(self, one: int, two: int, first: int, last: int) -> NDArray[np.bool_]:
-        """Return for positions ``[first, last)`` of `one` whether `two` has them in the same cells."""
-        alike = np.zeros(last - first, np.bool_)
-        end = max(first, min(last, int(self._lengths[two])))
-        alike[: end - first] = self._where[one, first:end] == self._where[two, first:end]
-        return alike
 
     def _release(self, cells: IntArray) -> None:
         self._holders[cells] -= 1

@@ -426,15 +426,6 @@ class LlamaBackend:
         """Return how many cells a decode spans."""
         return self._kv.high_water()
 
-    def kv_highest(self, most: int) -> tuple[int, int, int] | None:
-        """Return whose positions hold the highest cells and could lie lower."""
-        return self._kv.highest(most)
-
-    def kv_move(self, slot: int, first: int, last: int) -> bool:
-        """Put positions ``[first, last)`` of `slot` into the lowest free cells."""
-        self._check_id(slot)
-        return self._kv.move(slot, first, last)
-
     def close(self) -> None:
         """Free the context; the weights go when nobody holds this or the vocabulary any more."""
         if self._context is not None:

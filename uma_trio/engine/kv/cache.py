@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from attrs import define, field
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.kv.compaction import Compaction
 from uma_trio.engine.kv.disk import ModelDisk, Reading
 from uma_trio.engine.kv.leaves import Leaf, Leaves
 from uma_trio.engine.kv.pages import Page, common
@@ -97,8 +96,7 @@ class PrefixCache:
             *(backend, self.store, clock, self.charges, session_ttl_s, copying, self.disk)
         )
         self.reuse = Reuse()
-        compaction = Compaction(backend, clock, self.saving.save_takes)
-        self.room = Room(backend, self.leaves, self.saving, compaction, self.reuse)
+        self.room = Room(backend, self.leaves, self.saving, self.reuse)
         self.blocked: dict[int, _Blocked] = {}
         self.hits: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
@@ -499,14 +497,11 @@ class PrefixCache:
         failures = dict(self.failures)
         if self.saving.failures:
             failures["save"] = self.saving.failures
-        if self.room.compaction.failures:
-            failures["move"] = self.room.compaction.failures
         return PrefixFigures(
             hits=dict(self.hits),
             failures=failures,
             tokens=self.tokens_saved,
             rent_s=self.room.rent_s,
-            moved=self.room.compaction.moved,
             evicted=self.store.evicted,
             ghost_hits=self.store.ghost_hits,
             bytes=self.store.n_bytes,

@@ -1,7 +1,7 @@
 """Room in the KV cache: leaves are dropped when it is needed, or when they have cost too much.
 
 A leaf pays rent while other requests compute: the time that its cells add to each of their tokens.
-It leaves when its rent equals the cost of its return. The cells above it are then moved down.
+It leaves when its rent equals the cost of its return.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Final
 from attrs import define, evolve
 
 from uma_trio.backend.base import Backend
-from uma_trio.engine.kv.compaction import Compaction
 from uma_trio.engine.kv.leaves import Leaf, Leaves
 from uma_trio.engine.kv.saving import Saving
 from uma_trio.engine.kv.usage import Reuse
@@ -22,6 +21,8 @@ from uma_trio.policy.prefix import Prices, moves_out, rent
 # So many ticks of one token may be spent on saving leaves before a request that is alone.
 _EMPTYING: Final = 10
 _TICK_S: Final = 0.01  # where no tick was measured
+#: llama.cpp rounds the cells that a decode spans up to this (`get_n_kv`), so that fewer change nothing.
+_LEAST_GAP: Final = 256
 
 
 @define(eq=False)
@@ -35,10 +36,10 @@ class Room:
     backend: Backend
     leaves: Leaves
     saving: Saving
-    compaction: Compaction
     reuse: Reuse
     rent_s: float = 0.0
     level: float = 0.0
+    _mark_s: float = 0.0  # what free cells below the high-water mark have cost since it was lowered
 
     def make(self, slots: Sequence[int], n_tokens: int) -> None:
         """Drop leaves until these slots have cells for `n_tokens` more, saved leaves first."""
@@ -118,7 +119,8 @@ class Room:
         were chosen beside those of the leaf.
         """
         self.saving.cost = cost
-        self.compaction.charge(self._cell_s(n_tokens))
+        gap = self.backend.kv_high_water() - self.backend.kv_used()
+        self._mark_s = self._mark_s + gap * self._cell_s(n_tokens) if gap >= _LEAST_GAP else 0.0
         prices = self._prices()
         if prices is None:
             return
@@ -171,32 +173,17 @@ class Room:
             if leaf.leaving and not leaf.to_save:
                 self.drop(leaf)
 
-    def gap_costs(self, n_tokens: int, expected: Sequence[int] = ()) -> bool:
-        """Whether cells should be moved down, with so many tokens to be computed now.
-
-        `expected` are the tokens that each running answer will probably get, one in each tick.
-        """
-        cost = self.saving.cost
-        now_s = self._cell_s(n_tokens)
-        if cost is None or not now_s:
-            return self.compaction.due(now_s)
-        ticks = max(expected, default=0)
-        later_s = cost.used_cell_s * sum(expected) + cost.spanned_cell_s * ticks
-        return self.compaction.due(now_s + cost.scale * later_s)
-
     def mark_costs(self) -> bool:
-        """Whether the high-water mark, where it is kept, has cost as much as a change of it does.
+        """Return whether the high-water mark, where it is kept, has cost as much as a change of it does.
 
         Where graphs are captured, the cells that a decode spans are part of its shape.
         """
         cost = self.saving.cost
-        if cost is None or not cost.recapture_s:
-            return False
-        return self.compaction.mark_s >= cost.change_s
+        return cost is not None and cost.recapture_s > 0 and self._mark_s >= cost.change_s
 
     def mark_fell(self) -> None:
-        """Note that the mark was lowered. Free cells that are left below it cost anew from here on."""
-        self.compaction.mark_s = 0.0
+        """Note that the mark was lowered."""
+        self._mark_s = 0.0
 
     def _prices(self) -> Prices | None:
         """Return what a leaf costs, None if there is none or it costs nothing."""

@@ -1,9 +1,7 @@
-"""The background work of the prefix cache: restoring pages, saving leaves, and moving cells down."""
+"""The background work of the prefix cache: restoring pages and saving leaves."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -12,7 +10,6 @@ from attrs import define
 from uma_trio.engine.kv.cache import PrefixCache
 from uma_trio.engine.sequences import Sequence
 from uma_trio.machine.background import QUICK_S, BackgroundWork, Bound, Part
-from uma_trio.policy.fairness import Path
 
 
 class Requests(Protocol):
@@ -31,7 +28,7 @@ def works_of(prefix: PrefixCache, requests: Requests) -> tuple[BackgroundWork, .
     """Return the works of a cache, most urgent first; none of one that is off."""
     if not prefix.on:
         return ()
-    return (Restoring(prefix), SavingLeaves(prefix, requests), Moving(prefix, requests))
+    return (Restoring(prefix), SavingLeaves(prefix, requests))
 
 
 @define(eq=False)
@@ -82,40 +79,3 @@ class SavingLeaves:
         took_s = prefix.saving.some(most_s, share=not prefix.is_alone(self.requests.running))
         prefix.room.release_leaves()
         return took_s
-
-
-@define(eq=False)
-class Moving:
-    """Moves cells down, so that decodes span fewer, once that pays for itself."""
-
-    prefix: PrefixCache
-    requests: Requests
-    bound: Bound = "people"
-    makes_room: bool = False
-
-    def claim(self, *, idle: bool) -> Part | None:
-        """Return a part if there are free cells that moving could remove; without a decode no cell costs anything."""
-        compaction = self.prefix.room.compaction
-        if idle or not compaction.spans_a_gap:
-            return None
-        return Part(math.inf, waits=True) if compaction.under_way else Part()
-
-    def advance(self, most_s: float, *, idle: bool) -> float:
-        """Move cells, and charge clients by their tokens that are due: each of them spans fewer cells."""
-        room, blocked = self.prefix.room, self.prefix.blocked
-        moving = [each for key, each in self.requests.running.items() if key not in blocked]
-        due: Counter[Path] = Counter()
-        for sequence in moving:
-            due[sequence.submit.program] += sequence.view.due
-        if not room.gap_costs(due.total(), [_still_expected(sequence) for sequence in moving]):
-            return 0.0
-        took_s, total = room.compaction.some(most_s), due.total()
-        for client, n in due.items() if took_s else ():
-            self.prefix.charges.spend(client, took_s * n / max(1, total))
-        return took_s
-
-
-def _still_expected(sequence: Sequence) -> int:
-    """Return how many tokens an answer will probably still get: as many as it has, at most what it may have."""
-    n = sequence.n_generated
-    return min(n, sequence.submit.max_tokens - n)
