@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from draw_states import brief
 
 from uma_trio.api import embeddings, rerank, status
 from uma_trio.api.anthropic.endpoint import Messages
-from uma_trio.api.fields import Field
+from uma_trio.api.bodies import BodySpec
 from uma_trio.api.llama import server as llama_server
 from uma_trio.api.llama.completion import Completion
-from uma_trio.api.ollama import fields as ollama_fields
+from uma_trio.api.ollama import bodies as ollama
 from uma_trio.api.ollama import models as ollama_models
-from uma_trio.api.ollama.endpoint import OllamaChat, OllamaGenerate
+from uma_trio.api.openai import models as openai_models
 from uma_trio.api.openai.chat import ChatCompletions
 from uma_trio.api.openai.completions import Completions
 from uma_trio.api.responses.endpoint import Responses
@@ -26,65 +29,86 @@ from uma_trio.api.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent / "HTTP.md"
 
-_ACCESS = {
-    "open": "everybody",
-    "key": "a key, if keys are configured",
-    "own": "as above, and no web page; one's own requests, or an operator",
-    "operator": "an operator",
+#: The columns of the matrix: a letter for each endpoint of text, in the order of the page.
+TEXT: Mapping[str, Sequence[BodySpec[Any]]] = {
+    "C": (ChatCompletions.spec,),
+    "T": (Completions.spec,),
+    "L": (Completion.spec,),
+    "R": (Responses.spec,),
+    "M": (Messages.spec,),
+    "O": (ollama.CHAT, ollama.GENERATE),
+    "o": (ollama.OPTIONS,),
 }
+OTHERS: Mapping[str, Sequence[BodySpec[Any]]] = {
+    "/embeddings": (embeddings.EMBEDDINGS,),
+    "/embedding": (embeddings.EMBEDDING,),
+    "/api/embed, /api/embeddings": (embeddings.OLLAMA_EMBED,),
+    "/rerank": (rerank.RERANK,),
+    "/tokenize": (llama_server.TOKENIZE,),
+    "/detokenize": (llama_server.DETOKENIZE,),
+    "/apply-template": (llama_server.APPLY_TEMPLATE,),
+    "/api/show": (ollama_models.SHOW,),
+    "/priority": (status.PRIORITY,),
+    "/load, /unload": (openai_models.NAMED,),
+}
+_ACCESS = {"open": "open", "key": "", "own": "own", "operator": "operator"}
 
 
 def endpoints() -> str:
-    """Return the table of paths."""
-    rows = [
-        (
-            f"`{route.method}`",
-            f"`{route.path}{'NAME' if route.takes_more else ''}`",
-            _about(route.handler),
-            _ACCESS[route.access],
-        )
-        for route in ROUTES
-    ]
-    return _table(("method", "path", "what it does", "access"), rows)
+    """Return the table of paths; those with the same handler share a row."""
+    rows: dict[tuple[object, str], list[str]] = {}
+    for route in ROUTES:
+        path = f"`{route.path}{'NAME' if route.takes_more else ''}`"
+        rows.setdefault((route.handler, route.access), []).append(f"{route.method} {path}")
+    return _table(
+        ("path", "what it does", "access"),
+        [
+            (", ".join(paths), (handler.__doc__ or "").splitlines()[0], _ACCESS[access])
+            for (handler, access), paths in rows.items()
+        ],
+    )
 
 
-def fields(declared: Sequence[Field]) -> str:
-    """Return the table of the fields that are honoured, and the lists of the others."""
-    rows = [
-        (f"`{field.name}`", _rule(field), field.default, field.note)
-        for field in declared
-        if field.treatment == "honoured"
-    ]
-    parts = [_table(("field", "takes", "default", "note"), rows)]
-    for treatment, said in (
-        ("refused", "Refused with 400"),
-        ("ignored", "Ignored, and named in `X-UMA-Ignored`"),
-    ):
-        names = [f"`{field.name}`" for field in declared if field.treatment == treatment]
-        if names:
-            parts.append(f"{said}: {', '.join(names)}.")
-    return "\n\n".join(parts)
+def matrix(columns: Mapping[str, Sequence[BodySpec[Any]]], separator: str) -> str:
+    """Return a row for each field and meaning, with the endpoints that have it."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for column, specs in columns.items():
+        for spec in specs:
+            for field in spec.fields:
+                names = ", ".join(f"`{name}`" for name in (field.name, *field.aliases))
+                found = rows.setdefault((names, brief(field.rule.text), field.note), [])
+                if column not in found:
+                    found.append(column)
+    return _table(
+        ("field", "endpoints", "takes", "meaning"),
+        [(names, separator.join(found), rule, note) for (names, rule, note), found in rows.items()],
+    )
+
+
+def without_effect(columns: Mapping[str, Sequence[BodySpec[Any]]]) -> str:
+    """Return the fields that are refused or ignored, with the endpoints that know them."""
+    refused = _by_columns(columns, lambda spec: spec.refused)
+    ignored = _by_columns(columns, lambda spec: spec.ignored)
+    return f"Refused with 400: {refused}.\n\nIgnored, and named in `X-UMA-Ignored`: {ignored}."
+
+
+def _by_columns(columns: Mapping[str, Sequence[BodySpec[Any]]], names: Any) -> str:
+    found: dict[str, str] = {}
+    for column, specs in columns.items():
+        for name in dict.fromkeys(name for spec in specs for name in names(spec)):
+            found[name] = found.get(name, "") + column
+    groups: dict[str, list[str]] = {}
+    for name, letters in found.items():
+        groups.setdefault(letters, []).append(f"`{name}`")
+    return "; ".join(f"{letters}: {', '.join(each)}" for letters, each in groups.items())
 
 
 def blocks() -> Mapping[str, str]:
     """Return every block of the page by its name."""
     return {
         "endpoints": endpoints(),
-        "chat": fields(ChatCompletions.fields),
-        "completions": fields(Completions.fields),
-        "responses": fields(Responses.fields),
-        "messages": fields(Messages.fields),
-        "completion": fields(Completion.fields),
-        "ollama-chat": fields(OllamaChat.fields),
-        "ollama-generate": fields(OllamaGenerate.fields),
-        "ollama-options": fields(ollama_fields.OPTIONS),
-        "ollama-show": fields(ollama_models.SHOW),
-        "embeddings": fields(embeddings.EMBEDDINGS),
-        "embedding": fields(embeddings.EMBEDDING),
-        "ollama-embed": fields(embeddings.OLLAMA),
-        "rerank": fields(rerank.RERANK),
-        "tokenize": fields(llama_server.TOKENIZE),
-        "priority": fields(status.PRIORITY),
+        "fields": matrix(TEXT, "") + "\n\n" + without_effect(TEXT),
+        "other-fields": matrix(OTHERS, ", "),
     }
 
 
@@ -110,19 +134,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _about(handler: object) -> str:
-    return (handler.__doc__ or "").splitlines()[0]
-
-
-def _rule(field: Field) -> str:
-    return field.rule.text if field.rule is not None else ""
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(
-        "| " + " | ".join((cell or "-").replace("|", "\\|") for cell in line) + " |"
-        for line in lines
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
     )
 
 

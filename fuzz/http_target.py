@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from uma_trio.api.anthropic import messages as messages_input
 from uma_trio.api.anthropic.endpoint import Messages
 from uma_trio.api.api import Api
-from uma_trio.api.asking import origin_of
-from uma_trio.api.bias import by_token
-from uma_trio.api.fields import decode, document_of
+from uma_trio.api.bodies import document_of
+from uma_trio.api.headers import origin_of
 from uma_trio.api.llama.completion import Completion
 from uma_trio.api.ollama.endpoint import OllamaChat, OllamaGenerate
 from uma_trio.api.openai.chat import ChatCompletions
@@ -70,9 +69,10 @@ async def _echo(exchange: Exchange, shared: Shared) -> Reply:
         document = document_of(data, shared.limits())
     origin = origin_of(exchange, shared, "fuzzed")
     for api in _APIS:
-        needed = {field.name: "x" for field in api.fields if field.required}
-        body = decode(api.fields, needed | document, strict=False)
-        api(await by_token(body, shared), exchange.head, shared, origin).asks()
+        needed = {field.name: "x" for field in api.spec.fields if field.required}
+        decoded = api.decode(needed | document, strict=False)
+        body = await api.tokenised(decoded.body, shared)
+        api(decoded._replace(body=body), exchange.head, shared, origin).asks()
     if "tools" in document:
         messages_input.tools_of(document["tools"], _aside)
         responses_input.tools_of(document["tools"], _aside)

@@ -19,7 +19,7 @@ import trio
 from attrs import Factory, define, frozen
 from net_kit import at_once
 
-from uma_trio.api import fields, tokens
+from uma_trio.api import bodies, tokens
 from uma_trio.http import sse, writing
 from uma_trio.http.pieces import decoded
 from uma_trio_sim.fake import FakeVocabulary
@@ -136,7 +136,7 @@ class Meter(trio.abc.Instrument):
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Count everything within the block."""
         monkeypatch.setattr(
-            fields, "decoded", lambda body, limits: decoded(body, limits, self._load)
+            bodies, "decoded", lambda body, limits: decoded(body, limits, self._load)
         )
         for module in (writing, sse, tokens):
             monkeypatch.setattr(module, "_encode", self._encode)

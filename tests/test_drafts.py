@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from policy_kit import decoder
 
 from uma_protocol import Generate
-from uma_trio.api.asking import speculation_of
-from uma_trio.api.fields import Body
+from uma_trio.api.openai.completions import Completions
 from uma_trio.app import wiring
 from uma_trio.app.wiring import allowed_speculation
 from uma_trio.backend.base import IntArray, Traits
@@ -47,6 +46,7 @@ from uma_trio.policy.decode import one_token_each
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan
 from uma_trio.policy.state import Contract, Memory, SchedulerState, SequenceView
 from uma_trio.policy.tuning import TUNING
+from uma_trio.service.ask import speculation_of
 from uma_trio.uds.wire import ask_of
 from uma_trio.words import Lane, Speculation
 from uma_trio_sim.fake import FakeBackend
@@ -469,7 +469,8 @@ def test_what_a_request_says_of_speculation_reaches_the_engine() -> None:
 )
 def test_what_a_body_says_of_speculation_is_taken(said: dict[str, object], expected: str) -> None:
     """A seed below 0 stands for a random one, so it asks for no repetition."""
-    assert speculation_of(Body(said, ())) == expected
+    body = Completions.decode({"prompt": "Hi", **said}, strict=False).body
+    assert speculation_of(body) == expected
 
 
 # --- the engine ---

@@ -11,9 +11,9 @@ from net_kit import TICK_S
 from reply_kit import THINKING_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.api import fields as intake
+from uma_trio.api import bodies as intake
 from uma_trio.api.accounts import timings
-from uma_trio.api.fields import document_of
+from uma_trio.api.bodies import document_of
 from uma_trio.engine.messages import Finished
 from uma_trio.http.pieces import JsonLimits
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import h11
@@ -17,7 +16,7 @@ from trio.testing import MockClock
 
 from uma_trio.api.anthropic.endpoint import Messages
 from uma_trio.api.api import Api
-from uma_trio.api.fields import Field
+from uma_trio.api.bodies import BodySpec
 from uma_trio.api.llama.completion import Completion
 from uma_trio.api.ollama.endpoint import OllamaChat, OllamaGenerate
 from uma_trio.api.openai.chat import ChatCompletions
@@ -98,12 +97,12 @@ async def test_what_props_tells_is_accepted_as_a_request(autojump_clock: MockClo
         assert again.json["generation_settings"] == used
 
 
-def _odd_bodies(fields: Sequence[Field], base: dict[str, Any]) -> list[dict[str, Any]]:
+def _odd_bodies(spec: BodySpec[Any], base: dict[str, Any]) -> list[dict[str, Any]]:
     """Return bodies with one odd value each; of a field that is not read a few will do."""
+    others = (*spec.refused, *spec.ignored)
     return [
-        {**base, field.name: odd}
-        for field in fields
-        for odd in (ODD if field.treatment == "honoured" else ODD[::9])
+        *({**base, name: odd} for name in spec.by_name for odd in ODD),
+        *({**base, name: odd} for name in others for odd in ODD[::9]),
     ]
 
 
@@ -115,7 +114,7 @@ async def test_an_odd_value_of_any_field_is_taken_or_refused(
     api, base = TEXTS[path]
     async with http_house() as daemon:
         client = daemon.connect()
-        for body in _odd_bodies(api.fields, base):
+        for body in _odd_bodies(api.spec, base):
             answer = await client.ask("POST", path, body)
             assert answer.status < 500, (body, answer.body)
             assert answer.body

@@ -14,8 +14,8 @@ import trio
 from http_kit import Answer, Client, HttpHouse, http_house
 from trio.testing import MockClock
 
-from uma_protocol.rules import Text
-from uma_trio.api.fields import decode, document_of, honoured
+from uma_trio.api.bodies import decode, document_of
+from uma_trio.api.rerank import RERANK
 from uma_trio.http.connection import Connection
 from uma_trio.http.errors import Fault
 from uma_trio.sockets.principal import Principal
@@ -635,6 +635,5 @@ def test_what_is_no_object_is_told_apart(body: bytes, said: str) -> None:
 
 def test_what_a_missing_field_takes_is_said() -> None:
     """In the words of the bound that would be checked."""
-    fields = (honoured("prompt", Text(1, 9), "goes first", required=True),)
-    with pytest.raises(Fault, match="prompt is missing: a string of 1 to 9 bytes"):
-        decode(fields, {}, strict=False)
+    with pytest.raises(Fault, match="query is missing: a string that is not empty"):
+        decode(RERANK, {}, strict=False)

@@ -54,7 +54,7 @@ async def test_a_prompt_of_more_ids_than_the_context_is_refused_by_its_length(
 ) -> None:
     """No item of it is looked at; the answer says how many there are and how many fit."""
     monkeypatch.setattr(
-        "uma_trio.api.fields.document_of", lambda *_: {"prompt": Unlooked([5] * 9000)}
+        "uma_trio.api.bodies.document_of", lambda *_: {"prompt": Unlooked([5] * 9000)}
     )
     async with http_house() as daemon:
         answer = await daemon.ask("POST", path, {"prompt": "ignored"})

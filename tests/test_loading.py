@@ -41,8 +41,8 @@ from uma_protocol import (
     Token,
     UnloadModel,
 )
-from uma_trio.api.fields import Body
-from uma_trio.api.loading import EVENTS, Duration, keep_alive_of, model_for
+from uma_trio.api.bodies import Duration, seconds_of
+from uma_trio.api.loading import EVENTS, model_for
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.config.options import Config
@@ -420,8 +420,7 @@ async def test_who_asks_nothing_and_keeps_it_for_no_time_unloads(
 def test_keep_alive_takes_what_ollama_takes(value: Any, seconds: float | None) -> None:
     """A number of seconds, or a duration of Go; anything else is refused."""
     assert (Duration().check("keep_alive", value) is None) == (seconds is not None)
-    if seconds is not None:
-        assert keep_alive_of(Body({"keep_alive": value}, ())) == seconds
+    assert seconds_of(value) == seconds
 
 
 async def test_the_socket_tells_how_far_the_loading_is(

@@ -8,8 +8,8 @@ from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from uma_trio.api.api import _sharing
-from uma_trio.api.fields import Body
+from uma_trio.api.api import sharing_of
+from uma_trio.api.bodies import TextBody
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.service.ask import Ask, Door, Origin, Salt, Sharing, namespace
 from uma_trio.service.shares import MOST_REMEMBERED, Shares
@@ -127,14 +127,14 @@ def test_without_a_user_each_connection_is_alone() -> None:
 
 def test_cache_prompt_false_shares_with_no_other_request() -> None:
     """Also not with a salt."""
-    asked = _sharing(Body({"cache_prompt": False, "cache_salt": "x"}, ()))
+    asked = sharing_of(TextBody(cache_prompt=False, cache_salt="x"))
     assert asked == "none"
     assert of(asked, together=1) != of(asked, together=2)
 
 
 def test_the_salt_private_over_http_is_that_text() -> None:
     """The word is the protocol's, for a process; HTTP's salts are texts."""
-    asked = _sharing(Body({"cache_salt": "private"}, ()))
+    asked = sharing_of(TextBody(cache_salt="private"))
     assert asked == Salt("private")
     assert of(asked, pid=7) == of(asked, pid=8) != of("private", pid=7)
 

@@ -61,9 +61,9 @@ def text(description: str, low: int = 1, high: int | None = None, **extra: Any) 
     return Meta(description=description, min_length=low, max_length=high, extra=extra)
 
 
-def label(description: str, high: int = MAX_LABEL_BYTES) -> Meta:
+def label(description: str, high: int = MAX_LABEL_BYTES, **extra: Any) -> Meta:
     """Describe a short string without control characters."""
-    return text(description, 1, high, printable=True)
+    return text(description, 1, high, printable=True, **extra)
 
 
 def items(description: str, low: int, high: int, plural: str = "") -> Meta:

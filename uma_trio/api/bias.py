@@ -10,14 +10,10 @@ import re
 from collections import defaultdict
 from typing import Any, Final
 
-from attrs import evolve
-
 from uma_protocol.rules import MAX_INT32, FieldFault, Number, Text
-from uma_trio.api.fields import Body, aside
 from uma_trio.http.errors import invalid
 from uma_trio.http.settings import Shared
 
-FIELD: Final = "logit_bias"
 MOST: Final = 1024
 _FEW: Final = 16  # texts, each with as many tokens as bytes
 LIMIT: Final = 100.0  # OpenAI's: as good as a ban, or as a must
@@ -52,17 +48,14 @@ class Biases:
         return next((fault for fault in found if fault is not None), None)
 
 
-async def by_token(body: Body, shared: Shared) -> Body:
-    """Return the body with its biases as one number for each token id.
+async def by_token(given: Any, shared: Shared) -> dict[int, float]:
+    """Return biases as one number for each token id.
 
-    What several entries say of one token is added up, as llama-server does, and trimmed to ±100.
+    Several entries of one token are summed, as llama-server does, and limited to ±100.
 
     Raises:
         Fault: the texts have too many tokens.
     """
-    given = body.get(FIELD)
-    if given is None:
-        return body
     named = isinstance(given, dict)  # an object has no names but texts: digits are an id
     pairs = (
         [(_id_or_text(k), v) for k, v in given.items()]
@@ -80,10 +73,12 @@ async def by_token(body: Body, shared: Shared) -> Body:
                 total[token] += -LIMIT if bias is False else _trimmed(bias)
         return {token: _trimmed(bias) for token, bias in total.items()}
 
-    by_id = await aside(shared, add_up, apart=len(texts) > _FEW)
+    by_id = await shared.run_blocking(add_up) if len(texts) > _FEW else add_up()
     if len(by_id) > MOST:
-        raise invalid(FIELD, f"has {len(by_id)} tokens in its texts; at most {MOST} are taken")
-    return evolve(body, given={**body.given, FIELD: by_id})
+        raise invalid(
+            "logit_bias", f"has {len(by_id)} tokens in its texts; at most {MOST} are taken"
+        )
+    return by_id
 
 
 def _check(path: str, key: Any, bias: Any) -> FieldFault | None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer, OneOf
-from uma_trio.api.asking import MODEL, Anything
+from uma_protocol.requests import MAX_INT32, about, limits
+from uma_trio.api.bodies import BodySpec, Decoded, KeepAlive, Model, decode, free, take
 from uma_trio.api.encoding import encoder_for, refuse_without, width_of
-from uma_trio.api.fields import Body, Field, decode, honoured, ignored, take
-from uma_trio.api.loading import KEEP_ALIVE
 from uma_trio.api.tokens import ids_of, kinds_of
 from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
@@ -29,56 +27,68 @@ _DECIMALS: Final = 9  # of a number of at most 1: what a float32 holds
 _BARE: Final = "/embeddings"  # llama-server's own API there, and OpenAI's behind /v1
 _NS: Final = 1e9
 
-_TRUNCATE: Final = honoured(
-    "truncate",
-    Flag(),
-    "cuts the end of an input that is too long, instead of refusing it",
-    default="false",
-)
 _INPUT: Final = (
     "a text, a list of token ids (texts may be among them), an object with `prompt_string` or with `content` "
     "of text parts, or a list of these"
 )
-EMBEDDINGS: tuple[Field, ...] = (
-    MODEL,
-    honoured("input", Anything(_INPUT), "up to 16,384 texts", required=True),
-    honoured(
-        "encoding_format",
-        OneOf(("float", "base64")),
-        "base64: the float32 of each vector, little-endian",
-        default="float",
-    ),
-    honoured(
-        "dimensions",
-        Integer(1, MAX_INT32),
-        "keeps the first numbers of each vector, normalised again: for models that were trained for it",
-        default="all",
-    ),
-    _TRUNCATE,
-    *KEEP_ALIVE,
-    *ignored("user", note="who asks is known by other means"),
+Truncate = Annotated[
+    bool, about("cuts the end of an input that is too long, instead of refusing it")
+]
+Dimensions = (
+    Annotated[
+        int,
+        limits(
+            "keeps the first numbers of each vector, normalised again: for models that were trained for it; default all",
+            1,
+            MAX_INT32,
+        ),
+    ]
+    | None
 )
-EMBEDDING: tuple[Field, ...] = (
-    MODEL,
-    honoured("content", Anything(_INPUT), "up to 16,384 texts"),
-    honoured("input", Anything(_INPUT), "another name of content"),
-    honoured(
-        "embd_normalize",
-        Integer(-1, MAX_INT32),
-        "-1: not; 0: the largest number is 32,760; p: by the p-norm",
-        default="2",
-    ),
-    _TRUNCATE,
-)
-OLLAMA: tuple[Field, ...] = (
-    MODEL,
-    honoured("input", Anything("a text or a list of texts"), "what /api/embed is asked for"),
-    honoured("prompt", Anything("a text"), "what /api/embeddings is asked for"),
-    honoured("truncate", Flag(), "cuts the end of an input that is too long", default="true"),
-    honoured("dimensions", Integer(1, MAX_INT32), "as in OpenAI's API", default="all"),
-    *KEEP_ALIVE,
-    *ignored("options", note="how the model is loaded is a setting of the daemon"),
-)
+
+
+class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for vectors in OpenAI's API."""
+
+    model: Model = None
+    input: Annotated[Any, free("up to 16,384 texts", _INPUT, aliases=("content",))] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"],
+        about("base64: the float32 of each vector, little-endian; default float"),
+    ] = "float"
+    dimensions: Dimensions = None
+    truncate: Truncate = False
+    keep_alive: KeepAlive = None
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for vectors in llama-server's API."""
+
+    model: Model = None
+    content: Annotated[Any, free("up to 16,384 texts", _INPUT, aliases=("input",))] = None
+    embd_normalize: Annotated[
+        int,
+        limits(
+            "-1: not; 0: the largest number is 32,760; p: by the p-norm; default 2", -1, MAX_INT32
+        ),
+    ] = EUCLID
+    truncate: Truncate = False
+
+
+class OllamaEmbedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for vectors in Ollama's APIs; without texts the model is loaded."""
+
+    model: Model = None
+    input: Annotated[Any, free("the texts for /api/embed", "a text or a list of texts")] = None
+    prompt: Annotated[Any, free("the text for /api/embeddings", "a text")] = None
+    dimensions: Dimensions = None
+    truncate: Truncate = True
+    keep_alive: KeepAlive = None
+
+
+EMBEDDINGS: Final = BodySpec(EmbeddingsBody, ignored=("user",))
+EMBEDDING: Final = BodySpec(EmbeddingBody)
+OLLAMA_EMBED: Final = BodySpec(OllamaEmbedBody, ignored=("options",))
 
 
 async def embeddings(exchange: Exchange, shared: Shared) -> Reply:
@@ -86,11 +96,9 @@ async def embeddings(exchange: Exchange, shared: Shared) -> Reply:
     refuse_without(shared, "vectors")
     bare = exchange.head.path == _BARE
 
-    def read(found: Mapping[str, Any]) -> tuple[Body, list[Input], bool]:
-        native = bare and ("model" not in found or "content" in found)
-        fields = EMBEDDING if native else EMBEDDINGS
-        body = decode(fields, found, strict=shared.settings.strict)
-        return body, _inputs(body, "content" if "content" in found else "input"), native
+    def read(found: Mapping[str, Any]) -> tuple[Decoded[Any], list[Input]]:
+        is_native = bare and ("model" not in found or "content" in found)
+        return _decoded(EMBEDDING if is_native else EMBEDDINGS, found, shared)
 
     return await _answer(exchange, shared, read)
 
@@ -98,12 +106,16 @@ async def embeddings(exchange: Exchange, shared: Shared) -> Reply:
 async def embedding(exchange: Exchange, shared: Shared) -> Reply:
     """Return a vector of each text or list of token ids, as llama-server does."""
     refuse_without(shared, "vectors")
+    return await _answer(exchange, shared, lambda found: _decoded(EMBEDDING, found, shared))
 
-    def read(found: Mapping[str, Any]) -> tuple[Body, list[Input], bool]:
-        body = decode(EMBEDDING, found, strict=shared.settings.strict)
-        return body, _inputs(body, "content" if "content" in found else "input"), True
 
-    return await _answer(exchange, shared, read)
+def _decoded(
+    spec: BodySpec[Any], found: Mapping[str, Any], shared: Shared
+) -> tuple[Decoded[Any], list[Input]]:
+    decoded = decode(spec, found, strict=shared.settings.strict)
+    name = "content" if "content" in found else "input"
+    own = "content" if spec is EMBEDDING else "input"
+    return decoded, _inputs(getattr(decoded.body, own), name)
 
 
 async def ollama_embed(exchange: Exchange, shared: Shared) -> Reply:
@@ -126,22 +138,22 @@ def as_text(value: Any, path: str) -> str:
 async def _answer(
     exchange: Exchange,
     shared: Shared,
-    read: Callable[[Mapping[str, Any]], tuple[Body, list[Input], bool]],
+    read: Callable[[Mapping[str, Any]], tuple[Decoded[Any], list[Input]]],
 ) -> Reply:
     taken = await take(exchange, shared, read, shared.limits(with_ids=True))
-    body, inputs, native = taken.value
-    async with encoder_for(exchange, shared, body, "vectors") as by:
-        width = width_of(body, by.embedder, shared)
-        truncate = body.get("truncate", False)
-        found = await by.embedder.vectors(inputs, by.request, truncate=truncate)
+    decoded, inputs = taken.value
+    body: EmbeddingsBody | EmbeddingBody = decoded.body
+    async with encoder_for(exchange, shared, decoded, "vectors") as by:
+        width = width_of(getattr(body, "dimensions", None), by.embedder, shared)
+        found = await by.embedder.vectors(inputs, by.request, truncate=body.truncate)
 
     def write() -> bytes:
-        if native:
-            return _native(normalised(found.values, body.get("embd_normalize", EUCLID)))
+        if isinstance(body, EmbeddingBody):
+            return _native(normalised(found.values, body.embd_normalize))
         vectors = normalised(found.values[:, :width])
-        return _openai(vectors, found, by.model, as_text=body.get("encoding_format") != "base64")
+        return _openai(vectors, found, by.model, as_text=body.encoding_format != "base64")
 
-    return Reply(200, await shared.run_blocking(write), headers=by.headers(body))
+    return Reply(200, await shared.run_blocking(write), headers=by.headers(decoded))
 
 
 async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
@@ -149,20 +161,21 @@ async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
     clock = shared.service.clock
     began = clock()
 
-    def read(found: Mapping[str, Any]) -> tuple[Body, list[Input]]:
-        body = decode(OLLAMA, found, strict=shared.settings.strict)
-        return body, [] if body.get(name) in ("", []) else _inputs(body, name)
+    def read(found: Mapping[str, Any]) -> tuple[Decoded[OllamaEmbedBody], list[Input]]:
+        decoded = decode(OLLAMA_EMBED, found, strict=shared.settings.strict)
+        value = getattr(decoded.body, name)
+        return decoded, [] if value in ("", []) else _inputs(value, name)
 
-    body, inputs = (await take(exchange, shared, read)).value
-    async with encoder_for(exchange, shared, body, "vectors") as by:
-        width = width_of(body, by.embedder, shared)
-        truncate = body.get("truncate", True)
-        if not inputs:  # the model is loaded, and that is all
+    decoded, inputs = (await take(exchange, shared, read)).value
+    body = decoded.body
+    async with encoder_for(exchange, shared, decoded, "vectors") as by:
+        width = width_of(body.dimensions, by.embedder, shared)
+        if not inputs:  # only the model is loaded
             nothing = (
                 {"embedding": []} if name == "prompt" else {"model": by.model, "embeddings": []}
             )
-            return Reply(200, msgspec.json.encode(nothing), headers=by.headers(body))
-        found = await by.embedder.vectors(inputs, by.request, truncate=truncate)
+            return Reply(200, msgspec.json.encode(nothing), headers=by.headers(decoded))
+        found = await by.embedder.vectors(inputs, by.request, truncate=body.truncate)
 
     def write() -> bytes:
         vectors = normalised(found.values[:, :width])
@@ -176,12 +189,11 @@ async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
         head = b'{"model":%b,"embeddings":[' % msgspec.json.encode(by.model)
         return head + b",".join(_written(vectors)) + b"]," + msgspec.json.encode(rest)[1:]
 
-    return Reply(200, await shared.run_blocking(write), headers=by.headers(body))
+    return Reply(200, await shared.run_blocking(write), headers=by.headers(decoded))
 
 
-def _inputs(body: Body, name: str) -> list[Input]:
-    """Return the texts and lists of token ids that are given. Raises :class:`Fault`."""
-    value = body.get(name)
+def _inputs(value: Any, name: str) -> list[Input]:
+    """Return the texts and lists of token ids in a field. Raises :class:`Fault`."""
     if value is None:
         raise invalid(name, f"is missing: {_INPUT}", code="missing_parameter")
     if isinstance(value, list) and int not in kinds_of(value):

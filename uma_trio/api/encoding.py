@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from attrs import field, frozen
 
-from uma_trio.api.asking import origin_of
-from uma_trio.api.fields import Body, ignored_header, would_be_ignored
+from uma_trio.api.bodies import Decoded, ignored_header, would_be_ignored
+from uma_trio.api.headers import origin_of
 from uma_trio.api.loading import fault_of_end, keeps_loaded
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
@@ -30,9 +31,9 @@ class EncoderInUse:
     ready_at: float
     set_aside: list[str] = field(factory=list)
 
-    def headers(self, body: Body) -> Headers:
-        """Return what is said of the request beside its answer."""
-        return ignored_header([*body.ignored, *self.set_aside])
+    def headers(self, decoded: Decoded[Any]) -> Headers:
+        """Headers of the answer."""
+        return ignored_header([*decoded.ignored, *self.set_aside])
 
 
 def refuse_without(shared: Shared, gives: Gives) -> None:
@@ -46,7 +47,7 @@ def refuse_without(shared: Shared, gives: Gives) -> None:
 
 @asynccontextmanager
 async def encoder_for(
-    exchange: Exchange, shared: Shared, body: Body, gives: Gives
+    exchange: Exchange, shared: Shared, decoded: Decoded[Any], gives: Gives
 ) -> AsyncIterator[EncoderInUse]:
     """Return the model that a body names, once it is loaded; until the block ends it stays so, and the request is listed.
 
@@ -56,35 +57,38 @@ async def encoder_for(
         Fault: the request was ended meanwhile.
         Refusal: there is none, or it cannot be loaded.
     """
-    service, strict, name = shared.service, shared.settings.strict, body.get("model")
+    service, strict, name = shared.service, shared.settings.strict, decoded.body.model
     origin = origin_of(exchange, shared, f"{gives}-{shared.name}-{exchange.number}")
     request = EncodeRequest(service, origin)
     request.on_wait = exchange.expect_document
     try:
         async with request.encoder(gives, name, exact=strict) as embedder:
             found = EncoderInUse(embedder, request, name or embedder.name, service.clock())
-            _keep_loaded(found, shared, body)
-            request.on_accept = lambda: exchange.expect_document(found.headers(body))
+            _keep_loaded(found, shared, decoded.body)
+            request.on_accept = lambda: exchange.expect_document(found.headers(decoded))
             yield found
     except RequestEnded as ended:
         raise fault_of_end(ended.code, ended.message) from None
 
 
-def width_of(body: Body, embedder: Embedder, shared: Shared) -> int:
+def width_of(asked: int | None, embedder: Embedder, shared: Shared) -> int:
     """Return how many numbers of a vector are asked for; a strict daemon keeps all.
 
     Raises:
         Fault: it does not make so many.
     """
-    asked, most = body.get("dimensions"), embedder.info.width
+    most = embedder.info.width
     if asked is not None and (asked > most or (shared.settings.strict and asked != most)):
         raise invalid("dimensions", f"must be {most} for this model, or left out")
     return embedder.width(asked)
 
 
-def _keep_loaded(found: EncoderInUse, shared: Shared, body: Body) -> None:
+def _keep_loaded(found: EncoderInUse, shared: Shared, body: Any) -> None:
     """Keep the model for as long as the request says, where that is for its client to say."""
-    if keeps_loaded(body, shared.service, found.request.origin.principal, found.request.model):
+    keep_alive = getattr(body, "keep_alive", None)
+    if keeps_loaded(
+        keep_alive, shared.service, found.request.origin.principal, found.request.model
+    ):
         return
     if shared.settings.strict:
         raise would_be_ignored("keep_alive")

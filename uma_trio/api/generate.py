@@ -15,8 +15,8 @@ from uma_protocol import (
     encode_event,
     request_of,
 )
-from uma_trio.api.asking import origin_of
-from uma_trio.api.fields import aside, take
+from uma_trio.api.bodies import run, take
+from uma_trio.api.headers import origin_of
 from uma_trio.api.loading import EVENTS, ToldInStream, model_for
 from uma_trio.api.streams import MUCH, Encoder, WholeAnswer, stream, whole
 from uma_trio.engine.messages import Finished, TokenOut
@@ -64,7 +64,7 @@ async def _answered(
         return sse.unsplit(_document(asked, answers, tellings, every))
 
     much = sum(answer.weight for answer in every) > MUCH
-    return Reply(200, await aside(shared, write, apart=much))
+    return Reply(200, await run(shared, write, in_thread=much))
 
 
 def _document(

@@ -7,37 +7,34 @@ llama-server does it: ``[1, "text", 2]``. Any other list has one prompt in each 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from attrs import evolve
-
-from uma_trio.api.asking import Anything
-from uma_trio.api.fields import Body, aside, honoured
+from uma_trio.api.bodies import free, run
 from uma_trio.api.tokens import MANY, ids_of, kinds_of
 from uma_trio.http.errors import invalid
 from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Prompt
 from uma_trio.service.checks import no_room, utf8_length
 
-PROMPT = honoured(
-    "prompt",
-    Anything("a text, tokens, tokens mixed with texts, or a list of these"),
-    "each item of a list without tokens is answered",
-    required=True,
-)
+PromptField = Annotated[
+    Any,
+    free(
+        "each item of a list without tokens is answered",
+        "a text, tokens, tokens mixed with texts, or a list of these",
+    ),
+]
 
 _LONG: Final = (
     "prompt_string"  # llama-server's long form of a text, which may have images beside it
 )
 
 
-async def with_prompts(body: Body, shared: Shared) -> Body:
-    """Return the body with a list of prompts as its `prompt`: texts as they are, tokens as arrays.
+async def with_prompts(value: Any, shared: Shared) -> list[Prompt]:
+    """Return the prompts of a field: texts as they are, tokens as arrays.
 
     Raises:
         Fault: one is neither, or these are more prompts than are computed at once.
     """
-    value = body.get("prompt")
     most = shared.served.slots
     if isinstance(value, list) and len(value) > most:
         check_length(value, "prompt", shared)  # tokens, or too many prompts
@@ -49,11 +46,10 @@ async def with_prompts(body: Body, shared: Shared) -> Body:
             f"must be a text, a list of tokens and texts, or a list of 1 to {most} of these",
         )
     several = len(value) > 1
-    prompts = [
+    return [
         await _prompt(item, f"prompt[{i}]" if several else "prompt", shared)
         for i, item in enumerate(value)
     ]
-    return evolve(body, given={**body.given, "prompt": prompts})
 
 
 def check_length(value: Sequence[Any], path: str, shared: Shared) -> None:
@@ -81,7 +77,7 @@ async def _prompt(value: Any, path: str, shared: Shared) -> Prompt:
     check_length(value, path, shared)
     if kinds_of(value) >= {int, str}:
         return await _mixed(value, path, shared)
-    return await aside(shared, lambda: ids_of(value, path), apart=len(value) > MANY)
+    return await run(shared, lambda: ids_of(value, path), in_thread=len(value) > MANY)
 
 
 async def _mixed(value: Sequence[Any], path: str, shared: Shared) -> Prompt:
@@ -93,7 +89,7 @@ async def _mixed(value: Sequence[Any], path: str, shared: Shared) -> Prompt:
     def count() -> int:
         return sum(utf8_length(item) for item in value if type(item) is str)
 
-    n_bytes = await aside(shared, count, apart=True)
+    n_bytes = await run(shared, count, in_thread=True)
     if n_bytes > door.max_prompt_bytes:
         limit = f"{door.max_prompt_bytes}; shorten them, or raise the daemon's {door.option}"
         raise invalid(path, f"has texts of {n_bytes} bytes, the limit is {limit}")

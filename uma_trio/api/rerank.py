@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer, Text
-from uma_trio.api.asking import MODEL, Anything
+from uma_protocol.requests import MAX_INT32, about, limits, text
+from uma_trio.api.bodies import BodySpec, Decoded, KeepAlive, Model, decode, free, take
 from uma_trio.api.embeddings import as_text
 from uma_trio.api.encoding import encoder_for, refuse_without
-from uma_trio.api.fields import Body, Field, decode, honoured, ignored, take
-from uma_trio.api.loading import KEEP_ALIVE
 from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
@@ -20,52 +18,64 @@ from uma_trio.http.settings import Shared
 
 _SLICE: Final = 1024
 _DOCUMENTS: Final = "a list of texts, or of objects with a `text`"
-RERANK: tuple[Field, ...] = (
-    MODEL,
-    honoured("query", Text(1), "what documents are compared with", required=True),
-    honoured("documents", Anything(_DOCUMENTS), "up to 16,384"),
-    honoured("texts", Anything("a list of texts"), "documents, answered as TEI does"),
-    honoured("top_n", Integer(1, MAX_INT32), "how many to return, best first", default="all"),
-    honoured("return_documents", Flag(), "returns the texts, too", default="false"),
-    honoured("return_text", Flag(), "the same for `texts`", default="false"),
-    honoured("truncate", Flag(), "cuts the end of a document that is too long", default="false"),
-    *KEEP_ALIVE,
-    *ignored("max_tokens_per_doc", "rank_fields", note="see truncate"),
-)
+
+
+class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for scores. With `texts` it is answered as Hugging Face's text-embeddings-inference (TEI) does."""
+
+    model: Model = None
+    query: Annotated[str, text("what documents are compared with")]
+    documents: Annotated[Any, free("up to 16,384 documents", _DOCUMENTS)] = None
+    texts: Annotated[Any, free("documents, answered as TEI does", "a list of texts")] = None
+    top_n: (
+        Annotated[int, limits("how many to return, best first; default all", 1, MAX_INT32)] | None
+    ) = None
+    return_documents: Annotated[bool, about("returns the texts, too")] = False
+    return_text: Annotated[bool, about("the same for `texts`")] | None = None
+    truncate: Annotated[bool, about("cuts the end of a document that is too long")] = False
+    keep_alive: KeepAlive = None
+
+    @property
+    def is_tei(self) -> bool:
+        """Whether it is answered as TEI does."""
+        return self.texts is not None and self.documents is None
+
+
+RERANK: Final = BodySpec(RerankBody, ignored=("max_tokens_per_doc", "rank_fields"))
 
 
 async def rerank(exchange: Exchange, shared: Shared) -> Reply:
     """Return documents by their score for a query, best first."""
     refuse_without(shared, "scores")
 
-    def read(found: dict[str, Any]) -> tuple[Body, list[str]]:
-        body = decode(RERANK, found, strict=shared.settings.strict)
-        return body, _documents(body)
+    def read(found: dict[str, Any]) -> tuple[Decoded[RerankBody], list[str]]:
+        decoded = decode(RERANK, found, strict=shared.settings.strict)
+        return decoded, _documents(decoded.body)
 
-    body, documents = (await take(exchange, shared, read)).value
-    async with encoder_for(exchange, shared, body, "scores") as by:
-        query, truncate = body.get("query"), body.get("truncate", False)
-        found = await by.embedder.scores(query, documents, by.request, truncate=truncate)
+    decoded, documents = (await take(exchange, shared, read)).value
+    body = decoded.body
+    async with encoder_for(exchange, shared, decoded, "scores") as by:
+        found = await by.embedder.scores(body.query, documents, by.request, truncate=body.truncate)
 
     def write() -> bytes:
-        results = _written(found.best(body.get("top_n")), documents, body)
-        if _is_tei(body):
+        results = _written(found.best(body.top_n), documents, body)
+        if body.is_tei:
             return b"[" + b",".join(results) + b"]"
         used = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
         head = msgspec.json.encode({"model": by.model, "object": "list", "usage": used})[:-1]
         return head + b',"results":[' + b",".join(results) + b"]}"
 
-    return Reply(200, await shared.run_blocking(write), headers=by.headers(body))
+    return Reply(200, await shared.run_blocking(write), headers=by.headers(decoded))
 
 
 def _written(
-    best: Sequence[tuple[int, float]], documents: Sequence[str], body: Body
+    best: Sequence[tuple[int, float]], documents: Sequence[str], body: RerankBody
 ) -> list[bytes]:
     """Return the results as JSON, the best first."""
-    named = body.get("return_documents", False)
-    result = _result
-    if _is_tei(body):
-        named, result = body.get("return_text", named), _tei_result
+    named, result = body.return_documents, _result
+    if body.is_tei:
+        named = named if body.return_text is None else body.return_text
+        result = _tei_result
     results: list[bytes] = []
     for at in range(0, len(best), _SLICE):
         results += [
@@ -85,15 +95,10 @@ def _tei_result(index: int, score: float, text: str | None) -> dict[str, Any]:
     return found if text is None else {**found, "text": text}
 
 
-def _is_tei(body: Body) -> bool:
-    """Whether it is asked for as Hugging Face's text-embeddings-inference has it."""
-    return "texts" in body.given and "documents" not in body.given
-
-
-def _documents(body: Body) -> list[str]:
+def _documents(body: RerankBody) -> list[str]:
     """Return the texts of the documents. Raises :class:`uma_trio.http.errors.Fault`."""
-    name = "texts" if _is_tei(body) else "documents"
-    value = body.get(name)
+    name = "texts" if body.is_tei else "documents"
+    value = getattr(body, name)
     if not isinstance(value, list):
         raise invalid(name, f"must be {_DOCUMENTS}")
     return [

@@ -7,23 +7,10 @@ OpenAI's is `response_format`, llama-server's `json_schema` and `grammar`, vLLM'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from uma_protocol.rules import ListOf, Text
-from uma_trio.api.asking import (
-    AWAITS,
-    CACHE,
-    LORA,
-    NO_MATTER,
-    NOT_HERE,
-    PACE,
-    SPECULATION,
-    URGENCY,
-    Anything,
-    Either,
-)
-from uma_trio.api.fields import Body, Field, honoured
+from uma_trio.api.bodies import CHOICES, BodySpec, TextBody
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.service.ask import Shape
@@ -31,48 +18,11 @@ from uma_trio.service.checks import json_text
 from uma_trio.text.schemas import without_annotations
 from uma_trio.text.slices import utf8
 
-_MAX_BYTES: Final = 65_536
 _ANY_OBJECT: Final = '{"type": "object"}'
-_TEXT: Final = Text(0, _MAX_BYTES)
-_WORDS: Final = ListOf(1, 256, Text(1, 4096), "strings of 1 to 4096 bytes")
-_SCHEMA: Final = Either(Anything("an object"), _TEXT)
-
-FIELDS: tuple[Field, ...] = (
-    honoured(
-        "response_format",
-        Anything("an object"),
-        "of type `text`, `json_object`, or `json_schema` with `json_schema.schema`, or `schema` as llama-server documents it",
-        default="text",
-    ),
-    honoured("json_schema", _SCHEMA, "the answer is an instance of this JSON Schema"),
-    honoured("grammar", _TEXT, "the answer matches this grammar, in GBNF or Lark"),
-    honoured(
-        "structured_outputs",
-        Anything("an object"),
-        "one of `json`, `json_object`, `regex`, `choice` and `grammar`",
-    ),
-    honoured("guided_json", _SCHEMA, "another name of json_schema"),
-    honoured("guided_regex", _TEXT, "the whole answer matches this regular expression"),
-    honoured("guided_choice", _WORDS, "the answer is one of these strings"),
-    honoured("guided_grammar", _TEXT, "another name of grammar"),
-)
-
-SERVING: tuple[Field, ...] = (
-    *URGENCY,
-    *CACHE,
-    SPECULATION,
-    LORA,
-    PACE,
-    AWAITS,
-    *FIELDS,
-    *NOT_HERE,
-    *NO_MATTER,
-)
-"""What texts and chats of OpenAI's and llama-server's APIs have in common beside how tokens are chosen."""
-
 
 _ELSEWHERE: Final = (
-    *(field.name for field in FIELDS),
+    *("response_format", "json_schema", "grammar", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("format", "text", "output_config", "output_format"),  # Ollama, Responses, Messages
     *(
         "regex",
@@ -87,15 +37,15 @@ _ELSEWHERE: Final = (
 _NESTED: Final = ("options", "parameters", "extra_body", "nvext")
 
 
-def refuse_other_shapes(fields: Sequence[Field], document: Mapping[str, Any]) -> None:
+def refuse_other_shapes(spec: BodySpec[Any], document: Mapping[str, Any]) -> None:
     """Refuse what asks for a shape under the name that another API has for it.
 
     Ignored, it would give a client an answer that its parser cannot read.
 
     Raises:
-        Fault: such a field is there, and is not among `fields`.
+        Fault: such a field is there, and `spec` has another name for it.
     """
-    own = {field.name for field in fields if field.treatment == "honoured"}
+    own = spec.by_name.keys()
     for name in _ELSEWHERE:
         if name not in own and _asks_for_shape(name, document.get(name)):
             raise _other_shape(name, own)
@@ -127,7 +77,7 @@ def _other_shape(name: str, own: Collection[str]) -> Fault:
 _SPELLED: Final = {"text": "text.format", "output_config": "output_config.format"}
 
 
-def shape_of(body: Body) -> Shape | None:
+def shape_of(body: TextBody) -> Shape | None:
     """Return what the answer has to look like; None if nothing says.
 
     Raises:
@@ -135,9 +85,9 @@ def shape_of(body: Body) -> Shape | None:
     """
     found = [
         shape
-        for field in FIELDS
-        if (value := body.get(field.name)) is not None
-        and (shape := _READERS[field.name](field.name, value)) is not None
+        for field, read in _READERS.items()
+        if (value := getattr(body, field, None)) is not None
+        and (shape := read(field, value)) is not None
     ]
     if len(found) > 1:
         raise invalid(found[1].field, f"cannot be combined with {found[0].field}")
@@ -251,7 +201,7 @@ def _grammar(field: str, value: Any) -> Shape | None:
 
 
 def _choice(field: str, value: Any) -> Shape | None:
-    fault = _WORDS.check(field, value)
+    fault = CHOICES.check(field, value)
     if fault is not None:
         raise invalid(fault.field, fault.problem)
     return Shape("choice", _json(field, value), field)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, Final
 
 import msgspec
 
 from uma_protocol.errors import Code
-from uma_protocol.rules import MAX_INT64, Integer, OneOf, Text
-from uma_trio.api.fields import Field, fields_of, honoured
+from uma_protocol.requests import MAX_ID_BYTES, MAX_INT64, about, label, limits
+from uma_trio.api.bodies import BodySpec, decode_body
 from uma_trio.api.llama.metrics import llama_metrics
 from uma_trio.http.errors import Fault, fault_of, invalid
 from uma_trio.http.exchange import Exchange
@@ -17,17 +18,24 @@ from uma_trio.http.settings import Shared
 from uma_trio.observe.exposition import prometheus
 from uma_trio.service.pulse import SILENT_S, LoadReading
 from uma_trio.service.visibility import figures_for
-from uma_trio.words import LANES
+from uma_trio.words import Lane
 
-PRIORITY: tuple[Field, ...] = (
-    honoured(
-        "request",
-        Integer(1, MAX_INT64),
-        "the daemon's handle of the request; give either this or `id`",
-    ),
-    honoured("id", Text(1, 128, printable=True), "the `id` of the answer"),
-    honoured("priority", OneOf(LANES), "the lane", required=True),
-)
+
+class PriorityBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to move another one to a lane."""
+
+    request: (
+        Annotated[
+            int,
+            limits("the daemon's handle of the request; give either this or `id`", 1, MAX_INT64),
+        ]
+        | None
+    ) = None
+    id: Annotated[str, label("the `id` of the answer", MAX_ID_BYTES)] | None = None
+    priority: Annotated[Lane, about("the lane")]
+
+
+PRIORITY: Final = BodySpec(PriorityBody)
 #: Cells of a block, as routers count them: they take no smaller ones.
 BLOCK = 64
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -96,8 +104,8 @@ def _wants_json(head: Head) -> bool:
 
 async def priority(exchange: Exchange, shared: Shared) -> Reply:
     """Move a request to another lane."""
-    body = await fields_of(exchange, shared, PRIORITY)
-    handle, name = body.get("request"), body.get("id")
+    body = await decode_body(exchange, shared, PRIORITY)
+    handle, name = body.request, body.id
     if (handle is None) is (name is None):
         raise invalid("request", "or id must be given, exactly one of them")
     service = shared.service
@@ -108,7 +116,7 @@ async def priority(exchange: Exchange, shared: Shared) -> Reply:
     ]
     principal = exchange.principal
     # Clients choose the ids of the protocol, so another user's request may have the same one.
-    moved = [one for one in found if service.move(one.handle, body.get("priority"), principal)]
+    moved = [one for one in found if service.move(one.handle, body.priority, principal)]
     if not moved:
         why = "that request is not running, or not yours; GET /slots lists those that are"
         raise Fault(404, why, code="request_not_found")

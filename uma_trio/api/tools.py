@@ -8,9 +8,6 @@ from typing import Any, Final
 from attrs import evolve
 
 from uma_protocol.requests import MAX_TOOLS
-from uma_protocol.rules import MAX_INT32, Flag, Integer
-from uma_trio.api.asking import Anything
-from uma_trio.api.fields import Body, Field, honoured
 from uma_trio.http.errors import invalid
 from uma_trio.http.message import Headers
 from uma_trio.service.ask import Call, Mode, Tool, ToolChoice
@@ -18,28 +15,6 @@ from uma_trio.service.generation import Generation
 
 MAX_NAME: Final = 128
 _MODES: Final[Mapping[str, Mode]] = {"auto": "auto", "required": "required", "none": "none"}
-
-BUDGET: Final = honoured(
-    "reasoning_budget",
-    Integer(-1, MAX_INT32),
-    "maximum number of reasoning tokens; -1: no separate limit",
-)
-
-FIELDS: tuple[Field, ...] = (
-    honoured(
-        "tools",
-        Anything(f"a list of at most {MAX_TOOLS} functions"),
-        "functions that the model may call",
-    ),
-    honoured(
-        "tool_choice",
-        Anything("none, auto, required, or an object"),
-        "the object names a function, or `allowed_tools`",
-        default="auto",
-    ),
-    honoured("parallel_tool_calls", Flag(), "false: at most one call", default="true"),
-    BUDGET,
-)
 
 
 def tools_of(value: Any) -> tuple[Tool, ...]:
@@ -94,14 +69,12 @@ def tool_of(function: Mapping[str, Any], path: str, schema: str = "parameters") 
     return Tool(name, description, parameters, strict)
 
 
-def choice_of(body: Body) -> ToolChoice:
+def choice_of(value: Any, *, parallel: bool) -> ToolChoice:
     """Return whether tools are called, and which.
 
     Raises:
         Fault: it is said in no known way.
     """
-    value = body.get("tool_choice", "auto")
-    parallel = body.get("parallel_tool_calls", True)
     named, names = _named(value) if isinstance(value, dict) else (value, ())
     mode = _MODES.get(named) if isinstance(named, str) else None
     if mode is None:
@@ -129,10 +102,9 @@ def _name(value: Any) -> str:
     return name
 
 
-def budget_of(body: Body) -> int | None:
-    """Return the most tokens of reasoning; None for no bound of its own."""
-    budget: int = body.get("reasoning_budget", -1)
-    return None if budget < 0 else budget
+def budget_of(reasoning_budget: int) -> int | None:
+    """Return the maximum number of reasoning tokens; None for no separate limit."""
+    return None if reasoning_budget < 0 else reasoning_budget
 
 
 def call_of(call: Call) -> dict[str, Any]:

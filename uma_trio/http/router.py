@@ -24,7 +24,7 @@ _PREFIX = "/v1"
 
 @frozen
 class Route:
-    """One method of one path. `errors` writes what goes wrong as its API does.
+    """One method of one path. `errors` writes what goes wrong as its API does; `body` declares the body, for documents.
 
     One that `watches` has an answer without an end: it takes a turn for each message, and ends when
     the daemon wants the connection back.
@@ -37,6 +37,7 @@ class Route:
     handler: Handler
     access: Access = "key"
     errors: ErrorForm = openai_error
+    body: object = None
     watches: bool = False
     whole: bool = False
     alone: bool = False

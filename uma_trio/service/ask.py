@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
+import msgspec
 from attrs import evolve, field, frozen
 
 from uma_protocol.errors import Code
@@ -62,6 +63,14 @@ def sampling_of(options: GenerateOptions, base: SamplingParams) -> SamplingParam
         min_tokens=options.min_tokens,
         stop_token_ids=tuple(options.stop_token_ids),
     )
+
+
+def adapters_of(options: GenerateOptions) -> list[dict[str, object]] | None:
+    """Return the LoRA adapters that a request names, as in llama-server's list; None where it names none."""
+    if options.lora is None:
+        return None
+    found: list[dict[str, object]] = msgspec.to_builtins(options.lora)
+    return found
 
 
 def speculation_of(options: GenerateOptions) -> Speculation:

@@ -49,6 +49,7 @@ from uma_trio.service.ask import (
     Sharing,
     Tool,
     ToolChoice,
+    adapters_of,
     explicit_of,
     sampling_of,
     speculation_of,
@@ -57,10 +58,10 @@ from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasonin
 from uma_trio.text.slices import json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     import uma_protocol
-    from uma_protocol import Generate, LoraScale, Slo
+    from uma_protocol import Generate, Slo
     from uma_trio.service.generation import Generation
     from uma_trio.service.service import Service
     from uma_trio.service.visibility import Running
@@ -82,7 +83,7 @@ def ask_of(generate: Generate) -> Ask:
         lane=generate.priority,
         targets=_targets(generate.slo),
         model=generate.model,
-        lora=None if generate.lora is None else [_adapter(each) for each in generate.lora],
+        lora=adapters_of(generate),
         session=generate.session,
         cache=_sharing(generate.cache),
         reasoning_budget=generate.reasoning_budget,
@@ -92,11 +93,6 @@ def ask_of(generate: Generate) -> Ask:
         streamed=generate.stream,
         n=generate.n,
     )
-
-
-def _adapter(asked: LoraScale) -> Mapping[str, object]:
-    every = {"name": asked.name, "id": asked.id, "scale": asked.scale}
-    return {name: value for name, value in every.items() if value is not None}
 
 
 def _sharing(cache: str | None) -> Sharing:

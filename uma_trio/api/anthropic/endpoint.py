@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer, Object, OneOf
+from uma_protocol.requests import MAX_INT32, MAX_SHAPE_BYTES, about, limits
+from uma_protocol.rules import Integer
 from uma_trio.api.anthropic.events import TELLING, Events, Form
 from uma_trio.api.anthropic.messages import choice_of, goes_on, messages_of, tools_of
 from uma_trio.api.api import Api, answered, counted
-from uma_trio.api.asking import (
-    AWAITS,
-    CACHE,
-    KWARGS,
-    LANE,
-    LORA,
-    MODEL,
-    PACE,
-    SAMPLING,
-    SPECULATION,
+from uma_trio.api.blocks import blocks_of
+from uma_trio.api.bodies import (
     STOPS,
-    Anything,
+    BodySpec,
+    Kwargs,
+    Refused,
+    TextBody,
     effort_of,
+    free,
     stops_of,
 )
-from uma_trio.api.blocks import blocks_of
-from uma_trio.api.fields import honoured, ignored, refused
 from uma_trio.api.shapes import format_of
 from uma_trio.api.streams import WholeAnswer
 from uma_trio.http.errors import invalid
@@ -38,45 +33,85 @@ from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Ask, Chat, Manner, Shape
 from uma_trio.service.generation import Generation
 
-_CONVERSATION: Final = (
-    MODEL,
-    honoured(
-        "messages",
-        Anything("a list of messages"),
-        "text, tool_use, tool_result and thinking blocks, and text documents; the answer continues a "
-        "last message of the assistant",
-        required=True,
-    ),
-    honoured("system", Anything("a string or a list of text blocks"), "the system message"),
-    honoured(
-        "tools", Anything("a list of tools"), "tools with an `input_schema`; others are ignored"
-    ),
-    honoured(
-        "tool_choice",
-        Anything("an object"),
-        "of type auto, any, tool or none; `disable_parallel_tool_use`",
-        default="auto",
-    ),
-    honoured(
-        "thinking",
-        Anything("an object"),
-        "of type enabled with `budget_tokens`, adaptive or disabled, if the chat template supports it",
-        default="disabled",
-    ),
-    honoured(
-        "output_config",
-        Object(65_536),
-        "`effort`, and `format` of type json_schema",
-    ),
-    honoured("output_format", Object(65_536), "the older name of the `format` of output_config"),
-    KWARGS,
-    refused(
-        "mcp_servers",
+
+class MessagesBody(TextBody, frozen=True, kw_only=True):
+    """A conversation that is answered with a message."""
+
+    messages: Annotated[
+        Any,
+        free(
+            "text, tool_use, tool_result and thinking blocks, and text documents; the answer continues a last message of "
+            "the assistant",
+            "a list of messages",
+        ),
+    ]
+    system: Annotated[Any, free("the system message", "a string or a list of text blocks")] = None
+    tools: Annotated[
+        Any, free("tools with an `input_schema`; others are ignored", "a list of tools")
+    ] = None
+    tool_choice: Annotated[
+        Any,
+        free(
+            "of type auto, any, tool or none; `disable_parallel_tool_use`; default auto",
+            "an object",
+        ),
+    ] = None
+    thinking: Annotated[
+        Any,
+        free(
+            "of type enabled with `budget_tokens`, adaptive or disabled (default), if the chat template supports it",
+            "an object",
+        ),
+    ] = None
+    output_config: Annotated[
+        dict[str, Any],
+        about("`effort`, and `format` of type json_schema", max_bytes=MAX_SHAPE_BYTES),
+    ] = {}
+    output_format: (
+        Annotated[
+            dict[str, Any],
+            about("the older name of the `format` of output_config", max_bytes=MAX_SHAPE_BYTES),
+        ]
+        | None
+    ) = None
+    chat_template_kwargs: Kwargs = {}
+    max_tokens: (
+        Annotated[
+            int, limits("the longest answer; default: the free room in the context", 1, MAX_INT32)
+        ]
+        | None
+    ) = None
+    stop_sequences: Annotated[
+        tuple[str, ...],
+        about(
+            "the answer ends before the first occurrence of one of these strings; empty ones are ignored",
+            rule=STOPS,
+            read=stops_of,
+        ),
+    ] = ()
+    service_tier: (
+        Annotated[
+            Literal["auto", "standard_only", "flex"], about("flex selects the background lane")
+        ]
+        | None
+    ) = None
+
+
+_REFUSED: Final[Refused] = {
+    "mcp_servers": (
         "the daemon makes no network requests; connect the client to the MCP servers",
         [],
-    ),
-    *ignored("cache_control", "context_management", "speed", note="nothing to do"),
-    *ignored("metadata", "container", "inference_geo", "betas", "diagnostics", note="a label"),
+    )
+}
+_IGNORED: Final = (
+    *("cache_control", "context_management", "speed", "metadata", "container", "inference_geo"),
+    *("betas", "diagnostics"),
+)
+_COUNTED: Final = frozenset(
+    {
+        *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"),
+        *("output_format", "chat_template_kwargs"),
+    }
 )
 
 
@@ -90,64 +125,37 @@ async def count_tokens(exchange: Exchange, shared: Shared) -> Reply:
     return await counted(CountTokens, exchange, shared)
 
 
-class Messages(Api):
+class Messages(Api[MessagesBody]):
     """A conversation that is answered with a message."""
 
     prefix = "msg_"
     telling = TELLING
     names: ClassVar = {"reasoning_budget": "thinking"}
-    fields = (
-        *_CONVERSATION,
-        honoured(
-            "max_tokens",
-            Integer(1, MAX_INT32),
-            "limited to the free room in the context",
-            default="the room",
-        ),
-        honoured("stream", Flag(), "server-sent events", default="false"),
-        honoured(
-            "stop_sequences",
-            STOPS,
-            "the answer ends before the first occurrence of one of these strings; empty ones are "
-            "ignored",
-        ),
-        *SAMPLING,
-        LORA,
-        LANE,
-        honoured(
-            "service_tier",
-            OneOf(("auto", "standard_only", "flex")),
-            "flex selects the background lane",
-        ),
-        *CACHE,
-        SPECULATION,
-        PACE,
-        AWAITS,
-        *ignored("user_profile_id", "workspace_id", note="a label"),
+    spec = BodySpec(
+        MessagesBody, refused=_REFUSED, ignored=(*_IGNORED, "user_profile_id", "workspace_id")
     )
 
     @property
     def headers(self) -> Headers:
-        """What is said of the request beside its answer."""
+        """Headers of the answer."""
         return (*super().headers, ("request-id", self.id))
 
     def asks(self) -> list[Ask]:
         """Return the conversation."""
         body = self.body
-        said = body.get("messages")
-        messages = messages_of(body.get("system"), said, self.set_aside)
-        manner = self._manner(continue_final=goes_on(said))
-        tools = tools_of(body.get("tools"), self.set_aside)
-        chat = Chat(messages, manner, tools, choice_of(body.get("tool_choice")))
-        ask = self.ask(chat, max_tokens=body.get("max_tokens", self.room))
-        stops = stops_of(body, "stop_sequences")
-        return [evolve(ask, stop=(*ask.stop, *stops), reasoning_budget=self._budget)]
+        messages = messages_of(body.system, body.messages, self.ignore)
+        manner = self._manner(continue_final=goes_on(body.messages))
+        tools = tools_of(body.tools, self.ignore)
+        chat = Chat(messages, manner, tools, choice_of(body.tool_choice))
+        ask = self.ask(chat, max_tokens=self.room if body.max_tokens is None else body.max_tokens)
+        stop = (*ask.stop, *body.stop_sequences)
+        return [evolve(ask, stop=stop, reasoning_budget=self._budget)]
 
     def shape(self) -> Shape | None:
         """Return what the format asks for, by its name of today or before."""
         for field, wanted in (
-            ("output_config.format", self._config.get("format")),
-            ("output_format", self.body.get("output_format")),
+            ("output_config.format", self.body.output_config.get("format")),
+            ("output_format", self.body.output_format),
         ):
             if wanted is not None:
                 return format_of(field, wanted)
@@ -172,14 +180,9 @@ class Messages(Api):
     # --- how the model answers ---
 
     @cached_property
-    def _config(self) -> dict[str, Any]:
-        config: dict[str, Any] = self.body.get("output_config", {})
-        return config
-
-    @cached_property
     def _thinking(self) -> str | None:
         """How the model thinks; None where nobody says."""
-        thinking = self.body.get("thinking")
+        thinking = self.body.thinking
         if thinking is None:
             return None
         kind = thinking.get("type") if isinstance(thinking, dict) else None
@@ -192,7 +195,7 @@ class Messages(Api):
         """How many tokens of thought there may be."""
         if self._thinking != "enabled":
             return None
-        budget = self.body.get("thinking").get("budget_tokens")
+        budget = self.body.thinking.get("budget_tokens")
         fault = Integer(1, MAX_INT32).check("thinking.budget_tokens", budget)
         if fault is not None:
             raise invalid(fault.field, fault.problem)
@@ -200,13 +203,13 @@ class Messages(Api):
 
     def _manner(self, *, continue_final: bool) -> Manner:
         """Return how the chat is rendered. Without a word on thinking there is none, by the API."""
-        effort = effort_of("output_config.effort", self._config.get("effort"))
+        effort = effort_of("output_config.effort", self.body.output_config.get("effort"))
         thinks = self._thinking in ("enabled", "adaptive")
         if self._thinking is None and effort is not None:
             thinks = effort != "none"
         return Manner(
             continue_final=continue_final,
-            arguments=self.body.get("chat_template_kwargs", {}),
+            arguments=self.body.chat_template_kwargs,
             effort=effort if thinks else "none",
             thinks=thinks,
         )
@@ -215,4 +218,4 @@ class Messages(Api):
 class CountTokens(Messages):
     """A conversation whose tokens are counted."""
 
-    fields = _CONVERSATION
+    spec = BodySpec(MessagesBody, _REFUSED, _IGNORED, only=_COUNTED.__contains__)

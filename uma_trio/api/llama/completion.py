@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Text
+from uma_protocol.requests import MAX_INT32, about, items, limits, text
 from uma_trio.api.accounts import progress, timings, timings_until
 from uma_trio.api.api import Api, answered
-from uma_trio.api.asking import (
-    MODEL,
+from uma_trio.api.bodies import (
     NO_TOOLS,
-    PROGRESS,
-    SAMPLING,
-    TIMINGS,
+    NOT_SUPPORTED,
+    TOOLS_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
+    BodySpec,
+    ShapedBody,
 )
-from uma_trio.api.fields import honoured, ignored
 from uma_trio.api.llama.settings import only
 from uma_trio.api.logprobs import probabilities
 from uma_trio.api.openai.completions import Completions
-from uma_trio.api.prompts import PROMPT
-from uma_trio.api.shapes import SERVING
+from uma_trio.api.prompts import PromptField
 from uma_trio.api.streams import Encoder, WholeAnswer, failure_of, failure_of_all, without_answer
 from uma_trio.engine.messages import Finished, PromptProgress, SamplingParams, TokenOut
 from uma_trio.http import sse
@@ -48,94 +47,99 @@ async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
 
 async def completions(exchange: Exchange, shared: Shared) -> Reply | None:
     """Continue texts, whole or as a stream."""
-    choose = _whose if exchange.head.path == _BARE else None
+    choose = _api_of if exchange.head.path == _BARE else None
     return await answered(Completions, exchange, shared, choose)
 
 
-def _whose(document: Mapping[str, Any]) -> type[Api]:
-    """Return the API of a body: OpenAI's requires a model, and knows no n_predict."""
+def _api_of(document: Mapping[str, Any]) -> type[Api[Any]]:
+    """Return the API of a body: OpenAI's requires a model, and has no n_predict."""
     return Completion if "model" not in document or "n_predict" in document else Completions
 
 
-class Completion(Api):
+class CompletionBody(ShapedBody, frozen=True, kw_only=True):
+    """A text that is continued, in llama-server's API."""
+
+    prompt: PromptField
+    n_predict: (
+        Annotated[
+            int,
+            limits(
+                "the longest answer; below 0: the free room in the context; 0: compute the prompt and cache it for the next "
+                "request; default --max-tokens",
+                -2,
+                MAX_INT32,
+                aliases=("max_tokens",),
+            ),
+        ]
+        | None
+    ) = None
+    n_probs: Annotated[
+        int, limits("return each token's probability and this many alternatives", 0, 20)
+    ] = 0
+    post_sampling_probs: Annotated[
+        bool,
+        about(
+            "return the probabilities after penalties and filters, as `prob` instead of a logarithm"
+        ),
+    ] = False
+    response_fields: Annotated[
+        tuple[Annotated[str, text("", 1, 128)], ...],
+        items(
+            "the fields of the answer, by path, such as generation_settings/seed; may name prompt",
+            0,
+            64,
+        ),
+    ] = ()
+    return_tokens: Annotated[bool, about("adds the tokens to an answer that is not streamed")] = (
+        False
+    )
+
+
+class Completion(Api[CompletionBody]):
     """A text that is continued."""
 
     prefix = "completion-"
     takes_ids = tells_loading = True
-    # What llama-server takes where nothing is said.
+    # llama-server's own defaults.
     defaults = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
-    fields = (
-        MODEL,
-        PROMPT,
-        honoured(
-            "n_predict",
-            Integer(-2, MAX_INT32),
-            "below 0: the free room in the context; 0: compute the prompt and cache it for the next request",
-            default="--max-tokens",
+    spec = BodySpec(
+        CompletionBody,
+        refused={**NOT_SUPPORTED, **NO_TOOLS},
+        ignored=(
+            *WITHOUT_EFFECT,
+            *TOOLS_WITHOUT_EFFECT,
+            "samplers",
+            "n_keep",
+            "n_indent",
+            "t_max_predict_ms",
         ),
-        honoured("max_tokens", Integer(-2, MAX_INT32), "another name of n_predict"),
-        honoured("stream", Flag(), "server-sent events", default="false"),
-        honoured(
-            "n_probs",
-            Integer(0, 20),
-            "return each token's probability and this many alternatives",
-            default="0",
-        ),
-        honoured(
-            "post_sampling_probs",
-            Flag(),
-            "return the probabilities after penalties and filters, as `prob` instead of a logarithm",
-            default="false",
-        ),
-        honoured(
-            "response_fields",
-            ListOf(0, 64, Text(1, 128), "strings of 1 to 128 bytes"),
-            "the fields of the answer, by path, such as generation_settings/seed; may name prompt",
-        ),
-        honoured(
-            "return_tokens",
-            Flag(),
-            "adds the tokens to an answer that is not streamed",
-            default="false",
-        ),
-        TIMINGS,
-        PROGRESS,
-        *SAMPLING,
-        *NO_TOOLS,
-        *SERVING,
-        *ignored("samplers", "n_keep", "n_indent", "t_max_predict_ms", note="llama-server's"),
     )
 
     def asks(self) -> list[Ask]:
         """Return what is asked, once for each prompt."""
         body = self.body
-        asked: int | None = body.get("n_predict", body.get("max_tokens"))
-        if asked is not None and asked < 0:
-            asked = self.room
-        n_probs = body.get("n_probs") or None
-        most = 1 if asked == 0 else asked
+        most = body.n_predict
+        if most is not None and most < 0:
+            most = self.room
+        most = 1 if most == 0 else most
         asks = [
-            self.ask(prompt, max_tokens=most, logprobs=n_probs) for prompt in body.get("prompt")
+            self.ask(prompt, max_tokens=most, logprobs=body.n_probs or None)
+            for prompt in body.prompt
         ]
         return [
-            evolve(ask, sampling=evolve(ask.sampling, post_sampling=self.post_sampling))
+            evolve(ask, sampling=evolve(ask.sampling, post_sampling=body.post_sampling_probs))
             for ask in asks
         ]
 
     @property
-    def post_sampling(self) -> bool:
-        """Whether probabilities are those that tokens were drawn by."""
-        return bool(self.body.get("post_sampling_probs", False))
-
-    @property
     def only_prompt(self) -> bool:
-        """Whether the prompt is computed for later, and the one token behind it given to nobody."""
-        return bool(self.body.get("n_predict", self.body.get("max_tokens")) == 0)
+        """Whether the prompt is computed for later, and the one token after it is dropped."""
+        return self.body.n_predict == 0
 
     @property
     def repeats_prompts(self) -> bool:
-        """Whether an answer has its prompt in it."""
-        return "prompt" in self._wanted or super().repeats_prompts
+        """Whether an answer contains its prompt."""
+        return "prompt" in self.body.response_fields or super().repeats_prompts
 
     def encoder(self, generations: Sequence[Generation]) -> Encoder:
         """Return what writes the text in parts."""
@@ -157,9 +161,11 @@ class Completion(Api):
         tokens = () if self.only_prompt else answer.tokens
         text = "" if self.only_prompt else answer.text
         more: dict[str, Any] = {}
-        if self.body.get("return_tokens", False):
+        if self.body.return_tokens:
             more["tokens"] = [token.token_id for token in tokens]
-        found = probabilities(tokens, self.shared.served, post_sampling=self.post_sampling)
+        found = probabilities(
+            tokens, self.shared.served, post_sampling=self.body.post_sampling_probs
+        )
         if found is not None:
             more["completion_probabilities"] = found
         return self.last(index, generation, answer.end, text=text, lines="\n" in text, more=more)
@@ -175,7 +181,7 @@ class Completion(Api):
         more: Mapping[str, Any],
     ) -> Mapping[str, Any]:
         """Return what says all about an answer; `lines` is whether there is a line end in it."""
-        ask, wanted = generation.ask, self._wanted
+        ask, wanted = generation.ask, self.body.response_fields
         if self.only_prompt:
             end = without_answer(end)
         document = {
@@ -205,11 +211,6 @@ class Completion(Api):
         used = end.prompt_tokens + end.completion_tokens
         return end.reason == "length" and used >= self.room
 
-    @property
-    def _wanted(self) -> Sequence[str]:
-        wanted: Sequence[str] = self.body.get("response_fields", ())
-        return wanted
-
 
 class _Chunks(Encoder):
     """Chunks as llama-server writes them; the last one says all about the answer."""
@@ -220,7 +221,7 @@ class _Chunks(Encoder):
         self._generations = generations
         self._n = [0] * len(generations)
         self._lines = [False] * len(generations)
-        self._timed = api.body.get("timings_per_token", False)
+        self._timed = api.body.timings_per_token
 
     def progress(self, index: int, item: PromptProgress) -> bytes:
         chunk: dict[str, Any] = {
@@ -251,7 +252,9 @@ class _Chunks(Encoder):
             "stop": False,
             "tokens_predicted": n,
         }
-        found = probabilities([item], self._served, post_sampling=self._api.post_sampling)
+        found = probabilities(
+            [item], self._served, post_sampling=self._api.body.post_sampling_probs
+        )
         if found is not None:
             chunk["completion_probabilities"] = found
         if self._timed:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from attrs import evolve
 
-from uma_protocol.rules import Flag, Text
+from uma_protocol.requests import about, text
 from uma_trio import __version__
-from uma_trio.api.asking import MODEL, TEMPLATE, Anything
-from uma_trio.api.chats import messages_of
-from uma_trio.api.fields import (
-    Body,
-    Field,
-    aside,
+from uma_trio.api.bodies import (
+    BeginsAnswer,
+    BodySpec,
+    ContinueFinal,
+    Kwargs,
+    MessagesField,
+    Model,
+    ReasoningEffort,
+    Tools,
     decode,
-    fields_of,
-    honoured,
+    decode_body,
+    free,
     ignored_header,
+    run,
     take,
     would_be_ignored,
 )
+from uma_trio.api.chats import messages_of
 from uma_trio.api.llama.completion import Completion
 from uma_trio.api.llama.settings import generation_settings
 from uma_trio.api.openai.chat import manner_of
@@ -42,33 +47,45 @@ from uma_trio.sockets.principal import Principal
 _MAX_PIECES = 262_144
 _ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
 
-TOKENIZE: tuple[Field, ...] = (
-    MODEL,
-    honoured("content", Text(0), "the text", required=True),
-    honoured("add_special", Flag(), "adds the model's begin-of-text token", default="false"),
-    honoured(
-        "parse_special",
-        Flag(),
-        "parses special tokens: `<|im_end|>` becomes a control token",
-        default="true",
-    ),
-    honoured(
-        "with_pieces",
-        Flag(),
-        f"returns each token with its text; takes a content of up to {_MAX_PIECES} bytes",
-        default="false",
-    ),
-)
-DETOKENIZE: tuple[Field, ...] = (
-    MODEL,
-    honoured("tokens", Anything("a list of token ids"), "up to the context", required=True),
-)
-APPLY_TEMPLATE: tuple[Field, ...] = (
-    MODEL,
-    honoured("messages", Anything("a list of messages"), "as in a chat", required=True),
-    honoured("tools", Anything("a list of functions"), "as in a chat"),
-    *TEMPLATE,
-)
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A text to tokenise."""
+
+    model: Model = None
+    content: Annotated[str, text("the text", 0)]
+    add_special: Annotated[bool, about("adds the model's begin-of-text token")] = False
+    parse_special: Annotated[
+        bool,
+        about("parses special tokens: `<|im_end|>` becomes a control token; default true"),
+    ] = True
+    with_pieces: Annotated[
+        bool,
+        about(f"returns each token with its text; takes a content of up to {_MAX_PIECES} bytes"),
+    ] = False
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens to return as text."""
+
+    model: Model = None
+    tokens: Annotated[Any, free("up to the context", "a list of token ids")]
+
+
+class ApplyTemplateBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat to render."""
+
+    model: Model = None
+    messages: MessagesField
+    tools: Tools = []
+    chat_template_kwargs: Kwargs = {}
+    reasoning_effort: ReasoningEffort = None
+    continue_final_message: ContinueFinal = False
+    add_generation_prompt: BeginsAnswer = None
+
+
+TOKENIZE: Final = BodySpec(TokenizeBody)
+DETOKENIZE: Final = BodySpec(DetokenizeBody)
+APPLY_TEMPLATE: Final = BodySpec(ApplyTemplateBody)
 
 
 async def props(exchange: Exchange, shared: Shared) -> Reply:
@@ -171,40 +188,42 @@ async def adapters(exchange: Exchange, shared: Shared) -> Reply:
 
 async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the tokens of a text."""
-    body = await fields_of(exchange, shared, TOKENIZE)
+    body = await decode_body(exchange, shared, TOKENIZE)
     exchange.expect_document()
-    async with shared.using(body.get("model")) as shared:
+    async with shared.using(body.model) as shared:
         return await _tokenized(body, shared)
 
 
-async def _tokenized(body: Body, shared: Shared) -> Reply:
-    text, pieces = body.get("content"), body.get("with_pieces", False)
+async def _tokenized(body: TokenizeBody, shared: Shared) -> Reply:
+    content, pieces = body.content, body.with_pieces
     most = _MAX_PIECES if pieces else shared.settings.max_prompt_bytes
-    if len(text) > most or utf8_length(text) > most:
+    if len(content) > most or utf8_length(content) > most:
         why = f"has more than {most} bytes; send less at once"
         raise Fault(413, f"content {why}", code="prompt_too_large", param="content")
     tokens = await shared.served.tokenize(
-        text,
-        add_special=body.get("add_special", False),
-        parse_special=body.get("parse_special", True),
+        content,
+        add_special=body.add_special,
+        parse_special=body.parse_special,
     )
 
     def write() -> bytes:
         return written_pieces(tokens, shared.served) if pieces else written_ids(tokens)
 
-    return Reply(200, await aside(shared, write, apart=len(tokens) > (MANY if not pieces else 256)))
+    return Reply(
+        200, await run(shared, write, in_thread=len(tokens) > (MANY if not pieces else 256))
+    )
 
 
 async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
     """Return the text of tokens."""
-    body = await fields_of(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
+    body = await decode_body(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
     exchange.expect_document()
-    async with shared.using(body.get("model")) as shared:
+    async with shared.using(body.model) as shared:
         return await _detokenized(body, shared)
 
 
-async def _detokenized(body: Body, shared: Shared) -> Reply:
-    value, served = body.get("tokens"), shared.served
+async def _detokenized(body: DetokenizeBody, shared: Shared) -> Reply:
+    value, served = body.tokens, shared.served
     most = max(served.bounds.n_ctx_seq, shared.settings.body_values)
     if isinstance(value, list) and len(value) > most:
         raise invalid("tokens", f"has {len(value)} tokens; at most {most} are taken at once")
@@ -213,24 +232,30 @@ async def _detokenized(body: Body, shared: Shared) -> Reply:
         return written_text(ids_of(value, "tokens"), served, shared.settings.max_body_bytes)
 
     many = isinstance(value, list) and len(value) > MANY
-    return Reply(200, await aside(shared, write, apart=many))
+    return Reply(200, await run(shared, write, in_thread=many))
 
 
 async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
     """Return a chat as the model's chat template renders it."""
 
     def read(document: Mapping[str, Any]) -> tuple[Chat, str | None, Headers]:
-        body = decode(APPLY_TEMPLATE, document, strict=shared.settings.strict)
-        tools = tools_of(body.get("tools", []))
-        unused = [*body.ignored]
+        body, ignored = decode(APPLY_TEMPLATE, document, strict=shared.settings.strict)
+        tools = tools_of(body.tools)
+        manner = manner_of(
+            kwargs=body.chat_template_kwargs,
+            effort=body.reasoning_effort,
+            continues=body.continue_final_message,
+            begins=body.add_generation_prompt,
+        )
+        unused = [*ignored]
 
-        def set_aside(name: str) -> None:
+        def ignore(name: str) -> None:
             if shared.settings.strict:
                 raise would_be_ignored(name)
             unused.append(name)
 
-        chat = Chat(messages_of(body.get("messages"), set_aside), manner_of(body), tools)
-        return chat, body.get("model"), ignored_header(unused)
+        chat = Chat(messages_of(body.messages, ignore), manner, tools)
+        return chat, body.model, ignored_header(unused)
 
     chat, named, headers = (await take(exchange, shared, read)).value
     exchange.expect_document(headers)

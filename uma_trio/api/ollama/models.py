@@ -6,15 +6,14 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from uma_protocol.rules import Text
+from uma_protocol.requests import label
 from uma_trio import __version__
-from uma_trio.api.asking import MODEL
-from uma_trio.api.fields import Field, fields_of, honoured, ignored
-from uma_trio.api.ollama.fields import required_model, tagged
+from uma_trio.api.bodies import BodySpec, decode_body
+from uma_trio.api.ollama.bodies import required_model, tagged
 from uma_trio.api.openai.models import CAPABILITIES, listed, not_loaded, shown
 from uma_trio.http.errors import Fault
 from uma_trio.http.exchange import Exchange
@@ -23,11 +22,14 @@ from uma_trio.http.page import is_browser, to_page
 from uma_trio.http.settings import Shared
 from uma_trio.service.shelf import ModelFacts, ShelfEntry
 
-SHOW: Final[tuple[Field, ...]] = (
-    MODEL,
-    honoured("name", Text(1, 256, printable=True), "the older name of model"),
-    *ignored("verbose", "system", "template", "options", note="nothing to do"),
-)
+
+class ShowBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to describe a model."""
+
+    model: Annotated[str, label("the model; default the first", aliases=("name",))] | None = None
+
+
+SHOW: Final = BodySpec(ShowBody, ignored=("verbose", "system", "template", "options"))
 
 # Clients ask for a least version: the one whose /api/chat, /api/generate and /api/show are these.
 _VERSION: Final = "0.12.11"
@@ -72,8 +74,7 @@ def _until(shared: Shared) -> str:
 
 async def show(exchange: Exchange, shared: Shared) -> Reply:
     """Describe a model: its template, its figures, and what it can do. One that is not loaded is not loaded for this."""
-    body = await fields_of(exchange, shared, SHOW)
-    named = body.get("model", body.get("name"))
+    named = (await decode_body(exchange, shared, SHOW)).model
     entry = shared.service.configured(named, exact=shared.settings.strict)
     if entry is not None and entry.wait:
         facts = await entry.facts()

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer
+from uma_protocol.requests import MAX_INT32, about, limits
 from uma_trio.api.api import answered, counted
-from uma_trio.api.asking import (
-    MODEL,
-    SAMPLING,
-    STREAM,
-    TEMPLATE,
-    Anything,
+from uma_trio.api.bodies import (
+    NOT_SUPPORTED,
+    WITHOUT_EFFECT,
+    BeginsAnswer,
+    BodySpec,
+    ContinueFinal,
+    Kwargs,
+    MessagesField,
+    Parallel,
+    ReasoningBudget,
+    ReasoningEffort,
+    ToolChoiceField,
+    Tools,
+    TopLogprobs,
     effort_of,
 )
 from uma_trio.api.chats import messages_of
-from uma_trio.api.fields import Body, honoured
-from uma_trio.api.loading import KEEP_ALIVE
 from uma_trio.api.logprobs import chat_logprobs
-from uma_trio.api.openai.choices import ChoicesApi, Chunks
-from uma_trio.api.shapes import SERVING
+from uma_trio.api.openai.choices import ChoicesApi, ChoicesBody, Chunks
 from uma_trio.api.streams import WholeAnswer, read
-from uma_trio.api.tools import FIELDS as TOOLS
 from uma_trio.api.tools import budget_of, call_of, choice_of, tools_of
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
@@ -49,55 +53,64 @@ async def chat_tokens(exchange: Exchange, shared: Shared) -> Reply:
     return await counted(ChatCompletions, exchange, shared)
 
 
-class ChatCompletions(ChoicesApi):
+class ChatBody(ChoicesBody, frozen=True, kw_only=True):
+    """A chat."""
+
+    messages: MessagesField
+    max_completion_tokens: (
+        Annotated[
+            int,
+            limits(
+                "the longest answer; -1 and default: the free room in the context",
+                -1,
+                MAX_INT32,
+                aliases=("max_tokens",),
+            ),
+        ]
+        | None
+    ) = None
+    logprobs: Annotated[
+        bool, about("return each token's log probability in the model's own distribution")
+    ] = False
+    top_logprobs: TopLogprobs = 0
+    chat_template_kwargs: Kwargs = {}
+    reasoning_effort: ReasoningEffort = None
+    continue_final_message: ContinueFinal = False
+    add_generation_prompt: BeginsAnswer = None
+    tools: Tools = []
+    tool_choice: ToolChoiceField = "auto"
+    parallel_tool_calls: Parallel = True
+    reasoning_budget: ReasoningBudget = -1
+
+
+class ChatCompletions(ChoicesApi[ChatBody]):
     """A chat whose answers are messages."""
 
     prefix = "chatcmpl-"
     kind = "chat.completion"
     chunk = "chat.completion.chunk"
-    fields = (
-        MODEL,
-        honoured(
-            "messages",
-            Anything("a list of messages"),
-            "text parts, tool calls and their results",
-            required=True,
-        ),
-        honoured(
-            "max_completion_tokens",
-            Integer(1, MAX_INT32),
-            "limited to the free room in the context",
-            default="the room",
-        ),
-        honoured(
-            "max_tokens",
-            Integer(-1, MAX_INT32),
-            "the older name of max_completion_tokens; -1: the free room in the context",
-        ),
-        *STREAM,
-        *SAMPLING,
-        honoured(
-            "logprobs",
-            Flag(),
-            "return each token's log probability in the model's own distribution",
-        ),
-        honoured(
-            "top_logprobs", Integer(0, 20), "return this many alternatives, too; only with logprobs"
-        ),
-        *TEMPLATE,
-        *TOOLS,
-        *KEEP_ALIVE,
-        *SERVING,
-    )
+    spec = BodySpec(ChatBody, refused=NOT_SUPPORTED, ignored=WITHOUT_EFFECT)
 
     def asks(self) -> list[Ask]:
         """Return the chat."""
         body = self.body
-        tools = tools_of(body.get("tools", []))
-        messages = messages_of(body.get("messages"), self.set_aside)
-        chat = Chat(messages, manner_of(body), tools, choice_of(body))
-        first = self.ask(chat, max_tokens=self._most(), logprobs=self._logprobs())
-        return [evolve(first, reasoning_budget=budget_of(body))]
+        tools = tools_of(body.tools)
+        messages = messages_of(body.messages, self.ignore)
+        choice = choice_of(body.tool_choice, parallel=body.parallel_tool_calls)
+        manner = manner_of(
+            kwargs=body.chat_template_kwargs,
+            effort=body.reasoning_effort,
+            continues=body.continue_final_message,
+            begins=body.add_generation_prompt,
+        )
+        chat = Chat(messages, manner, tools, choice)
+        most = self.max_tokens(body.max_completion_tokens)
+        ask = self.ask(
+            chat,
+            max_tokens=self.room if most is None else most,
+            logprobs=logprobs_of(logprobs=body.logprobs, top=body.top_logprobs),
+        )
+        return [evolve(ask, reasoning_budget=budget_of(body.reasoning_budget))]
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the messages in parts."""
@@ -127,32 +140,28 @@ class ChatCompletions(ChoicesApi):
             message["content"] = said.content or None
         return message
 
-    def _most(self) -> int:
-        """Return how long an answer may be: nothing but the room bounds one of which nobody says."""
-        most = self.max_tokens()
-        return self.room if most is None else most
 
-    def _logprobs(self) -> int | None:
-        """Return how many alternatives each token comes with; None for no probabilities."""
-        if self.body.get("logprobs", False):
-            top: int = self.body.get("top_logprobs", 0)
-            return top
-        if self.body.get("top_logprobs"):
-            raise invalid("top_logprobs", "needs logprobs true")
-        return None
+def logprobs_of(*, logprobs: bool, top: int) -> int | None:
+    """Return the number of alternatives of each token; None for no probabilities. Raises :class:`Fault`."""
+    if logprobs:
+        return top
+    if top:
+        raise invalid("top_logprobs", "needs logprobs true")
+    return None
 
 
-def manner_of(body: Body) -> Manner:
-    """Return how a chat is rendered."""
-    goes_on = body.get("continue_final_message", False) is not False
-    begins = body.get("add_generation_prompt", not goes_on)
-    if goes_on and begins:
+def manner_of(
+    *, kwargs: dict[str, Any], effort: str | None, continues: bool | str, begins: bool | None
+) -> Manner:
+    """Return how a chat is rendered. Raises :class:`Fault`."""
+    is_continued = continues is not False
+    if is_continued and begins:
         raise invalid("add_generation_prompt", "must be false with continue_final_message")
     return Manner(
-        continue_final=goes_on,
-        begins=begins,
-        arguments=body.get("chat_template_kwargs", {}),
-        effort=effort_of("reasoning_effort", body.get("reasoning_effort")),
+        continue_final=is_continued,
+        begins=not is_continued if begins is None else begins,
+        arguments=kwargs,
+        effort=effort_of("reasoning_effort", effort),
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
+from uma_protocol.requests import MAX_N, about, limits
 from uma_trio import __version__
 from uma_trio.api.accounts import progress, timings, timings_until, usage
 from uma_trio.api.api import Api
-from uma_trio.api.asking import wants_usage
-from uma_trio.api.fields import Body
+from uma_trio.api.bodies import Decoded, KeepAlive, ShapedBody, free
 from uma_trio.api.streams import Encoder, WholeAnswer, failure_of, failure_of_all
 from uma_trio.engine.messages import Finished, PromptProgress
 from uma_trio.http import sse
@@ -25,7 +25,28 @@ from uma_trio.service.reading import Reading
 FINGERPRINT = f"uma-trio-{__version__}"
 
 
-class ChoicesApi(Api):
+class ChoicesBody(ShapedBody, frozen=True, kw_only=True):
+    """Fields of both endpoints."""
+
+    verbose: Annotated[
+        bool, about("adds `__verbose` with the rendered prompt and the settings")
+    ] = False
+    stream_options: Annotated[
+        Any, free("`include_usage` adds a last chunk with the usage; only with stream", "an object")
+    ] = None
+    n: Annotated[
+        int,
+        limits(
+            "number of answers, up to the number of slots; the prompt is computed once", 1, MAX_N
+        ),
+    ] = 1
+    keep_alive: KeepAlive = None
+
+
+B = TypeVar("B", bound=ChoicesBody)
+
+
+class ChoicesApi(Api[B]):
     """An API whose answers are `choices`, `n` of them to a prompt.
 
     `kind` is what it calls an answer, `chunk` what it calls a part of one.
@@ -35,19 +56,18 @@ class ChoicesApi(Api):
     kind: ClassVar[str]
     chunk: ClassVar[str]
 
-    def __init__(self, body: Body, head: Head, shared: Shared, origin: Origin) -> None:
-        super().__init__(body, head, shared, origin)
-        self.n: int = body.get("n", 1)
-        self.includes_usage = wants_usage(body)
+    def __init__(self, decoded: Decoded[B], head: Head, shared: Shared, origin: Origin) -> None:
+        super().__init__(decoded, head, shared, origin)
+        self.n = self.body.n
+        self.includes_usage = _includes_usage(self.body)
 
-    def max_tokens(self) -> int | None:
-        """Return how long an answer may be; None for the daemon's default."""
-        asked: int | None = self.body.get("max_completion_tokens", self.body.get("max_tokens"))
-        if asked == -1:
+    def max_tokens(self, requested: int | None) -> int | None:
+        """Return the longest answer; None for the daemon's default."""
+        if requested == -1:
             return self.shared.served.bounds.n_ctx_seq
-        if asked == 0:
+        if requested == 0:
             raise invalid("max_tokens", "must be 1 or more")
-        return asked
+        return requested
 
     def part(self, choices: Sequence[Any]) -> dict[str, Any]:
         """Return a chunk with these choices."""
@@ -67,7 +87,7 @@ class ChoicesApi(Api):
         ]
         every = [answer.end for answer in answers]
         readings = [generation.reading for generation in generations]
-        account = self.account(every, readings) | self.asked(generations[0])
+        account = self.account(every, readings) | self.understood(generations[0])
         return self._around(self.kind, choices) | account
 
     def account(
@@ -97,9 +117,9 @@ class Chunks(Encoder):
     of its answer.
     """
 
-    def __init__(self, api: ChoicesApi, generations: Sequence[Generation]) -> None:
+    def __init__(self, api: ChoicesApi[Any], generations: Sequence[Generation]) -> None:
         self.api = api
-        self.each_timed = bool(api.body.get("timings_per_token", False))
+        self.each_timed = api.body.timings_per_token
         self._generations = generations
         self._n = [0] * len(generations)
         self._timed = len(generations) == 1 and not api.includes_usage
@@ -126,7 +146,7 @@ class Chunks(Encoder):
         """Return the last chunk of one answer, with its timings where no other has them."""
         chunk["choices"] = [failed(choice, finished) for choice in chunk["choices"]]
         more = {"timings": timings(finished)} if self._timed else {}
-        return chunk | more | self.api.asked(self._generations[0])
+        return chunk | more | self.api.understood(self._generations[0])
 
     def written(self, chunk: dict[str, Any]) -> Part:
         """Return a chunk that may repeat a prompt as an event."""
@@ -158,3 +178,15 @@ def failed(choice: dict[str, Any], end: Finished) -> dict[str, Any]:
     """
     fault = failure_of(end)
     return choice if fault is None else {**choice, "finish_reason": "error", **fault.member()}
+
+
+def _includes_usage(body: ChoicesBody) -> bool:
+    """Return whether a stream ends with the usage. Raises :class:`Fault`."""
+    options = body.stream_options
+    if options is None:
+        return False
+    if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool):
+        raise invalid("stream_options", 'must be an object such as {"include_usage": true}')
+    if not body.stream:
+        raise invalid("stream_options", "needs stream true")
+    return options.get("include_usage", False) is True

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer
-from uma_trio.api.asking import (
-    MODEL,
+from uma_protocol.requests import MAX_INT32, about, limits
+from uma_trio.api.bodies import (
     NO_TOOLS,
-    SAMPLING,
-    STREAM,
+    NOT_SUPPORTED,
+    TOOLS_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
+    BodySpec,
 )
-from uma_trio.api.fields import honoured, refused
-from uma_trio.api.loading import KEEP_ALIVE
 from uma_trio.api.logprobs import answer_places, prompt_places, text_logprobs
-from uma_trio.api.openai.choices import ChoicesApi, Chunks
-from uma_trio.api.prompts import PROMPT
-from uma_trio.api.shapes import SERVING
+from uma_trio.api.openai.choices import ChoicesApi, ChoicesBody, Chunks
+from uma_trio.api.prompts import PromptField
 from uma_trio.api.streams import WholeAnswer, without_answer
 from uma_trio.engine.messages import Finished, PromptDone, TokenOut
 from uma_trio.http import sse
@@ -31,50 +29,56 @@ _MANY = 64  # tokens of a prompt with their probabilities
 _DEFAULT_TOKENS = 16  # the API's own
 
 
-class Completions(ChoicesApi):
+class CompletionsBody(ChoicesBody, frozen=True, kw_only=True):
+    """Texts that are continued."""
+
+    prompt: PromptField
+    max_tokens: (
+        Annotated[
+            int,
+            limits("default 16; -1: the free room in the context; 0 only with echo", -1, MAX_INT32),
+        ]
+        | None
+    ) = None
+    logprobs: (
+        Annotated[int, limits("return each token's probability and this many alternatives", 0, 20)]
+        | None
+    ) = None
+    echo: Annotated[
+        bool,
+        about(
+            "the answer begins with the prompt; with logprobs the tokens of the prompt are scored, too"
+        ),
+    ] = False
+
+
+class Completions(ChoicesApi[CompletionsBody]):
     """Texts that are continued."""
 
     prefix = "cmpl-"
     takes_ids = True
     kind = chunk = "text_completion"
-    fields = (
-        MODEL,
-        PROMPT,
-        honoured(
-            "max_tokens",
-            Integer(-1, MAX_INT32),
-            "-1: the free room in the context; 0 only with echo",
-            default="16",
-        ),
-        *STREAM,
-        *SAMPLING,
-        honoured(
-            "logprobs", Integer(0, 20), "return each token's probability and this many alternatives"
-        ),
-        honoured(
-            "echo",
-            Flag(),
-            "the answer begins with the prompt; with logprobs the tokens of the prompt are scored, too",
-            default="false",
-        ),
-        refused("suffix", "the daemon continues texts; it does not fill gaps", ""),
-        *NO_TOOLS,
-        *KEEP_ALIVE,
-        *SERVING,
+    spec = BodySpec(
+        CompletionsBody,
+        refused={
+            **NOT_SUPPORTED,
+            **NO_TOOLS,
+            "suffix": ("the daemon continues texts; it does not fill gaps", ""),
+        },
+        ignored=(*WITHOUT_EFFECT, *TOOLS_WITHOUT_EFFECT),
     )
 
     def asks(self) -> list[Ask]:
         """Return what is asked of each prompt."""
         body = self.body
-        max_tokens = 1 if self.only_prompt else self.max_tokens()
-        logprobs = body.get("logprobs")
+        max_tokens = 1 if self.only_prompt else self.max_tokens(body.max_tokens)
         first = self.ask(
             "",
             max_tokens=_DEFAULT_TOKENS if max_tokens is None else max_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=logprobs if self.echoes else None,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
         )
-        return [evolve(first, prompt=prompt) for prompt in body.get("prompt")]
+        return [evolve(first, prompt=prompt) for prompt in body.prompt]
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
         """Return what writes the texts in parts."""
@@ -96,23 +100,18 @@ class Completions(ChoicesApi):
         return _choice(index, echo + answer.text, answer.end.reason, text_logprobs(places, served))
 
     @property
-    def echoes(self) -> bool:
-        """Whether prompts go before their answers."""
-        return bool(self.body.get("echo", False))
-
-    @property
     def only_prompt(self) -> bool:
         """Whether the prompt is echoed, and the one token behind it given to nobody."""
-        return self.echoes and self.body.get("max_tokens") == 0
+        return self.body.echo and self.body.max_tokens == 0
 
     @property
     def repeats_prompts(self) -> bool:
         """Whether an answer has its prompt in it."""
-        return self.echoes or super().repeats_prompts
+        return self.body.echo or super().repeats_prompts
 
     def echo(self, index: int) -> str:
         """Return what goes before answer `index`: nothing, or its prompt."""
-        return self.prompt_text(index) if self.echoes else ""
+        return self.prompt_text(index) if self.body.echo else ""
 
 
 class _Chunks(Chunks):
@@ -125,7 +124,7 @@ class _Chunks(Chunks):
         self._frames = [sse.Frame(self._chunk(i, sse.HOLE)) for i in range(len(echoes))]
         self._offsets = [len(echo) for echo in echoes]
         self._only_prompt = api.only_prompt
-        self._scored = api.echoes and api.body.get("logprobs") is not None
+        self._scored = api.body.echo and api.body.logprobs is not None
 
     def opening(self) -> Part:
         if self._scored:

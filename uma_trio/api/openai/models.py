@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from uma_protocol.rules import Text
-from uma_trio.api.fields import Field, fields_of, honoured
+from uma_protocol.requests import label
+from uma_trio.api.bodies import BodySpec, decode_body
 from uma_trio.http.errors import Fault
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
@@ -17,10 +17,14 @@ from uma_trio.http.settings import Shared
 from uma_trio.service.shelf import ShelfEntry
 from uma_trio.words import Gives
 
-NAMED: tuple[Field, ...] = (
-    honoured("model", Text(1, 256, printable=True), "a name of a configured model", required=True),
-)
 
+class ModelName(msgspec.Struct, frozen=True):
+    """The body of a request about one model."""
+
+    model: Annotated[str, label("a name of a configured model")]
+
+
+NAMED: Final = BodySpec(ModelName)
 
 CAPABILITIES: Final[Mapping[Gives, str]] = {
     "text": "completion",
@@ -70,14 +74,14 @@ async def model(exchange: Exchange, shared: Shared) -> Reply:
 
 async def load(exchange: Exchange, shared: Shared) -> Reply:
     """Load a configured model; the answer comes when it is loaded. Who leaves before ends the loading for nobody else."""
-    named = (await fields_of(exchange, shared, NAMED)).get("model")
+    named = (await decode_body(exchange, shared, NAMED)).model
     exchange.expect_document()
     return _json({"success": True, "model": await shared.service.load(named)})
 
 
 async def unload(exchange: Exchange, shared: Shared) -> Reply:
     """Unload a configured model that no request has; the answer comes when its memory is free."""
-    named = (await fields_of(exchange, shared, NAMED)).get("model")
+    named = (await decode_body(exchange, shared, NAMED)).model
     exchange.expect_document()
     return _json({"success": True, "model": await shared.service.unload(named)})
 

@@ -8,29 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from attrs import evolve
 
-from uma_protocol.rules import MAX_INT32, Flag, Integer, ListOf, Object, Text
+from uma_protocol.requests import MAX_INT32, about, items, label, limits
+from uma_protocol.requests import text as string
 from uma_trio.api.accounts import timings
 from uma_trio.api.api import Api, answered, counted
-from uma_trio.api.asking import (
-    AWAITS,
-    CACHE,
-    KWARGS,
-    LORA,
-    MODEL,
-    PACE,
-    SAMPLING,
-    SPECULATION,
-    STATELESS,
-    URGENCY,
-    Anything,
-    effort_of,
-)
 from uma_trio.api.blocks import blocks_of
-from uma_trio.api.fields import honoured, ignored, refused
+from uma_trio.api.bodies import (
+    STATELESS,
+    BodySpec,
+    Kwargs,
+    Parallel,
+    ReasoningBudget,
+    TextBody,
+    ToolChoiceField,
+    TopLogprobs,
+    effort_of,
+    free,
+)
 from uma_trio.api.responses.events import TELLING, CompactionEvents, Events
 from uma_trio.api.responses.items import Form, Items, compacted
 from uma_trio.api.responses.messages import (
@@ -44,7 +42,7 @@ from uma_trio.api.responses.messages import (
 )
 from uma_trio.api.shapes import format_of
 from uma_trio.api.streams import WholeAnswer
-from uma_trio.api.tools import BUDGET, budget_of
+from uma_trio.api.tools import budget_of
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
@@ -52,7 +50,6 @@ from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Ask, Chat, Manner, Shape, ToolChoice
 from uma_trio.service.generation import Generation
 
-_LABEL: Final = Text(1, 256, printable=True)
 _LOGPROBS: Final = "message.output_text.logprobs"
 _SEALED: Final = "reasoning.encrypted_content"
 _MAX_SUMMARY: Final = 4096  # tokens of a summary, where the client does not say
@@ -88,99 +85,104 @@ async def stored_response(exchange: Exchange, shared: Shared) -> Reply:
     )
 
 
-class Responses(Api):
+class ResponsesBody(TextBody, frozen=True, kw_only=True):
+    """A conversation that is answered with items."""
+
+    input: Annotated[
+        Any,
+        free(
+            "messages, function calls, their outputs, and reasoning; text parts only",
+            "a text or a list of items",
+        ),
+    ]
+    instructions: Annotated[str, string("the beginning of the system message", 0)] | None = None
+    max_output_tokens: (
+        Annotated[
+            int, limits("the longest answer; default: the free room in the context", 1, MAX_INT32)
+        ]
+        | None
+    ) = None
+    return_progress: Annotated[
+        bool,
+        about(
+            "with stream: `response.in_progress` with `prompt_progress` while the prompt is computed"
+        ),
+    ] = False
+    timings_per_token: Annotated[bool, about("with stream: each delta contains the timings")] = (
+        False
+    )
+    tools: Annotated[Any, free("functions; other tools are ignored", "a list of tools")] = []
+    tool_choice: ToolChoiceField = "auto"
+    parallel_tool_calls: Parallel = True
+    text: Annotated[Any, free("`format`: text, json_object or json_schema", "an object")] = {}
+    reasoning: Annotated[
+        Any,
+        free(
+            "`effort`, if the chat template supports it; with `summary` the reasoning is returned as its summary",
+            "an object",
+        ),
+    ] = {}
+    include: Annotated[
+        tuple[Annotated[str, label("")], ...], items(f"`{_SEALED}`, `{_LOGPROBS}`", 0, 32, "names")
+    ] = ()
+    top_logprobs: TopLogprobs = 0
+    metadata: Annotated[dict[str, Any], about("returned unchanged", max_bytes=16_384)] = {}
+    store: Annotated[bool, about("the daemon stores nothing and returns false")] = False
+    prompt_cache_key: (
+        Annotated[str, label("the key of the conversation in the prefix cache")] | None
+    ) = None
+    chat_template_kwargs: Kwargs = {}
+    service_tier: (
+        Annotated[
+            Literal["auto", "default", "flex", "scale", "priority", "fast"],
+            about("flex selects the background lane"),
+        ]
+        | None
+    ) = None
+    reasoning_budget: ReasoningBudget = -1
+
+
+_REFUSED: Final = {
+    **STATELESS,
+    "prompt": ("the daemon stores no prompt templates; send the input",),
+}
+_IGNORED: Final = (
+    *("user", "safety_identifier", "client_metadata", "moderation", "truncation", "max_tool_calls"),
+    *("context_management", "stream_options", "prompt_cache_retention", "prompt_cache_options"),
+)
+
+
+class Responses(Api[ResponsesBody]):
     """A conversation that is answered with items."""
 
     prefix = "resp_"
     telling = TELLING
     names: ClassVar = {"messages": "input", "max_tokens": "max_output_tokens"}
-    fields = (
-        MODEL,
-        LORA,
-        honoured(
-            "input",
-            Anything("a text or a list of items"),
-            "messages, function calls, their outputs, and reasoning; text parts only",
-            required=True,
-        ),
-        honoured("instructions", Text(0), "the beginning of the system message"),
-        honoured(
-            "max_output_tokens",
-            Integer(1, MAX_INT32),
-            "limited to the free room in the context",
-            default="the room",
-        ),
-        honoured("stream", Flag(), "server-sent events", default="false"),
-        honoured(
-            "return_progress",
-            Flag(),
-            "with stream: `response.in_progress` with `prompt_progress` while the prompt is computed",
-            default="false",
-        ),
-        honoured(
-            "timings_per_token",
-            Flag(),
-            "with stream: each delta contains the timings",
-            default="false",
-        ),
-        honoured("tools", Anything("a list of tools"), "functions; other tools are ignored"),
-        honoured(
-            "tool_choice",
-            Anything("auto, required, none, or an object"),
-            "the object names a function, or `allowed_tools`",
-            default="auto",
-        ),
-        honoured("parallel_tool_calls", Flag(), "false: at most one call", default="true"),
-        honoured("text", Anything("an object"), "`format`: text, json_object or json_schema"),
-        honoured(
-            "reasoning",
-            Anything("an object"),
-            "`effort`, if the chat template supports it; with `summary` the reasoning is returned as its summary",
-        ),
-        honoured("include", ListOf(0, 32, _LABEL, "names"), f"`{_SEALED}`, `{_LOGPROBS}`"),
-        honoured("top_logprobs", Integer(0, 20), f"only with `{_LOGPROBS}`", default="0"),
-        honoured("metadata", Object(16_384), "returned unchanged"),
-        honoured("store", Flag(), "accepted; the daemon stores nothing and returns false"),
-        honoured("prompt_cache_key", _LABEL, "the key of the conversation in the prefix cache"),
-        *SAMPLING,
-        KWARGS,
-        *URGENCY,
-        *CACHE,
-        BUDGET,
-        SPECULATION,
-        PACE,
-        AWAITS,
-        *STATELESS,
-        refused("prompt", "the daemon stores no prompt templates; send the input"),
-        *ignored("user", "safety_identifier", "client_metadata", "moderation", note="a label"),
-        *ignored("truncation", "max_tool_calls", "context_management", note="nothing to do"),
-        *ignored("stream_options", "prompt_cache_retention", "prompt_cache_options", note="a hint"),
-    )
+    spec = BodySpec(ResponsesBody, _REFUSED, _IGNORED)
 
     def asks(self) -> list[Ask]:
         """Return the conversation."""
         body = self.body
-        parallel = body.get("parallel_tool_calls", True)
-        choice = choice_of(body.get("tool_choice"), parallel=parallel)
-        messages = messages_of(body.get("instructions"), self.items(), self.set_aside)
+        choice = choice_of(body.tool_choice, parallel=body.parallel_tool_calls)
+        messages = messages_of(body.instructions, self.items(), self.ignore)
         effort = effort_of("reasoning.effort", self._reasoning.get("effort"))
-        manner = Manner(arguments=body.get("chat_template_kwargs", {}), effort=effort)
+        manner = Manner(arguments=body.chat_template_kwargs, effort=effort)
         chat = Chat(messages, manner, self.tools.functions, choice)
-        for name in self._includes:
+        for name in body.include:
             if name not in (_LOGPROBS, _SEALED):
-                self.set_aside("include")
+                self.ignore("include")
         ask = self.ask(
             chat,
-            max_tokens=body.get("max_output_tokens", self.room),
+            max_tokens=self.room if body.max_output_tokens is None else body.max_output_tokens,
             logprobs=self._logprobs(),
-            session=body.get("prompt_cache_key"),
+            session=body.prompt_cache_key,
         )
         _ = self.form  # made here: this may be a helper thread, and there may be many tools
-        return [evolve(ask, reasoning_budget=budget_of(body))]
+        return [evolve(ask, reasoning_budget=budget_of(body.reasoning_budget))]
 
     def items(self) -> Any:
         """Return the items of the conversation, or its text."""
-        return self.body.get("input")
+        return self.body.input
 
     def shape(self) -> Shape | None:
         """Return what `text.format` asks for."""
@@ -190,8 +192,8 @@ class Responses(Api):
     def encoder(self, generations: Sequence[Generation]) -> Events:
         """Return what writes the items as they grow."""
         (generation,) = generations
-        timed = self.body.get("timings_per_token", False)
-        return Events(self.form, generation.reading, generation.so_far if timed else None)
+        so_far = generation.so_far if self.body.timings_per_token else None
+        return Events(self.form, generation.reading, so_far)
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
@@ -202,15 +204,13 @@ class Responses(Api):
         response = self.form.ended(done, answer.end, generation.reading)
         return {**response, "timings": timings(answer.end)}
 
-    # --- what the response says of itself ---
-
     @cached_property
     def tools(self) -> Tools:
         """The functions that may be called."""
-        offered = self.body.get("tools", [])
+        offered = self.body.tools
         if isinstance(offered, list):
-            offered = [*offered, *tools_in(self.body.get("input"))]
-        return tools_of(offered, self.set_aside)
+            offered = [*offered, *tools_in(self.body.input)]
+        return tools_of(offered, self.ignore)
 
     @cached_property
     def form(self) -> Form:
@@ -220,7 +220,7 @@ class Responses(Api):
             self.shared.served,
             self.tools,
             summarises=not {"summary", "generate_summary"}.isdisjoint(self._reasoning),
-            seals=_SEALED in self._includes,
+            seals=_SEALED in self.body.include,
         )
         return Form(self._repeated(), items)
 
@@ -235,41 +235,34 @@ class Responses(Api):
             "completed_at": None,
             "background": False,
             "error": None,
-            "frequency_penalty": body.get("frequency_penalty", 0),
+            "frequency_penalty": body.frequency_penalty or 0,
             "incomplete_details": None,
-            "instructions": body.get("instructions"),
-            "max_output_tokens": body.get("max_output_tokens"),
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
-            "metadata": body.get("metadata", {}),
+            "metadata": body.metadata,
             "model": self.model,
             "output": [],
-            "parallel_tool_calls": body.get("parallel_tool_calls", True),
-            "presence_penalty": body.get("presence_penalty", 0),
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "presence_penalty": body.presence_penalty or 0,
             "previous_response_id": None,
-            "prompt_cache_key": body.get("prompt_cache_key"),
+            "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": None, "summary": None, **self._reasoning},
             "safety_identifier": None,
             "service_tier": "flex" if self.is_background else "default",
             "store": False,
-            "temperature": body.get(
-                "temperature", own.get("temperature", self.defaults.temperature)
-            ),
+            "temperature": own.get("temperature", self.defaults.temperature)
+            if body.temperature is None
+            else body.temperature,
             "text": {"format": {"type": "text"}, **self._text},
-            "tool_choice": body.get("tool_choice", "auto"),
-            "tools": [_repeated_tool(tool) for tool in body.get("tools", [])],
-            "top_logprobs": body.get("top_logprobs", 0),
-            "top_p": body.get("top_p", own.get("top_p", self.defaults.top_p)),
+            "tool_choice": body.tool_choice,
+            "tools": [_repeated_tool(tool) for tool in body.tools],
+            "top_logprobs": body.top_logprobs,
+            "top_p": own.get("top_p", self.defaults.top_p) if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,
             "user": None,
         }
-
-    # --- fields with something in them ---
-
-    @property
-    def _includes(self) -> Sequence[str]:
-        included: Sequence[str] = self.body.get("include", ())
-        return included
 
     @cached_property
     def _text(self) -> dict[str, Any]:
@@ -281,14 +274,14 @@ class Responses(Api):
 
     def _inside(self, name: str) -> dict[str, Any]:
         """Return what is in an object, as far as it is not null."""
-        value = self.body.get(name, {})
+        value = getattr(self.body, name)
         if not isinstance(value, dict):
             raise invalid(name, "must be an object")
         return {key: inner for key, inner in value.items() if inner is not None}
 
     def _logprobs(self) -> int | None:
-        top: int = self.body.get("top_logprobs", 0)
-        if _LOGPROBS in self._includes:
+        top: int = self.body.top_logprobs
+        if _LOGPROBS in self.body.include:
             return top
         if top:
             raise invalid("top_logprobs", f"needs include {_LOGPROBS}")
@@ -309,7 +302,7 @@ class Compaction(Responses):
             raise TypeError(chat)
         manner = chat.manner if chat.manner.effort else evolve(chat.manner, thinks=False)
         chat = evolve(chat, choice=ToolChoice("none"), manner=manner)
-        most = self.body.get("max_output_tokens", min(self.room, _MAX_SUMMARY))
+        most = self.body.max_output_tokens or min(self.room, _MAX_SUMMARY)
         return [evolve(ask, prompt=chat, max_tokens=most)]
 
     def shape(self) -> Shape | None:
@@ -340,14 +333,16 @@ _NO_ANSWER: Final = (
 class Compact(Compaction):
     """The same as an endpoint of its own, without a stream."""
 
-    fields = (
-        *(field for field in Responses.fields if field.name not in _NO_ANSWER),
-        *ignored(*_NO_ANSWER, note="there is no answer but the compaction item"),
+    spec = BodySpec(
+        ResponsesBody,
+        _REFUSED,
+        (*_IGNORED, *_NO_ANSWER),
+        only=lambda name: name not in _NO_ANSWER,
     )
 
     def items(self) -> Any:
         """Return the items of the conversation, behind which it is to be summarised."""
-        value = self.body.get("input")
+        value = self.body.input
         items = [{"role": "user", "content": value}] if isinstance(value, str) else value
         if not isinstance(items, list) or not items or is_trigger(items[-1]):
             return items
