@@ -34,16 +34,22 @@ class Mirror:
         """Return the SHA-256 of a file."""
         return hashlib.sha256(self.files[name]).hexdigest()
 
-    def tree(self) -> list[dict[str, object]]:
+    def siblings(self) -> list[dict[str, object]]:
         """Return the list of the repository's files."""
         return [
             {
-                "type": "file",
-                "path": name,
+                "rfilename": name,
                 "size": len(text),
-                "lfs": {"oid": self.digest(name), "size": len(text)},
+                "lfs": {"sha256": self.digest(name), "size": len(text), "pointerSize": 130},
             }
             for name, text in self.files.items()
+        ]
+
+    @property
+    def fetched(self) -> list[str]:
+        """The files that were asked for."""
+        return [
+            path for method, path, _, _ in self.asked if method == "GET" and "/resolve/" in path
         ]
 
     @property
@@ -94,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
         if m.status != 200:
             self._send(m.status, {}, b"no")
         elif path.startswith("/api/"):
-            self._send(200, {}, json.dumps(m.tree()).encode())
+            about = {"id": "owner/tiny-GGUF", "sha": COMMIT, "siblings": m.siblings()}
+            self._send(200, {}, json.dumps(about).encode())
         elif m.elsewhere and body:
             self._send(302, {"Location": f"{m.elsewhere}{path}"}, b"")
         else:

@@ -50,13 +50,13 @@ THIRD_PARTY = {
     "uma_trio.api": {"attrs", "msgspec", "numpy", "trio"},
     "uma_trio.app": {"attrs", "trio"},
     "uma_trio.backend": {"attrs", "numpy"},
-    "uma_trio.cli": {"attrs", "cyclopts", "msgspec", "prompt_toolkit", "rich", "trio"},
+    "uma_trio.cli": {"attrs", "click", "msgspec", "prompt_toolkit", "rich", "trio"},
     "uma_trio.client": {"trio"},
-    "uma_trio.config": {"attrs", "cattrs", "yaml"},
+    "uma_trio.config": {"attrs", "yaml"},
     "uma_trio.confined": {"msgspec"},
     "uma_trio.engine": {"attrs", "numpy", "trio"},
     "uma_trio.http": {"attrs", "backports", "compression", "h11", "msgspec", "numpy", "trio"},
-    "uma_trio.library": {"attrs"},
+    "uma_trio.library": {"attrs", "huggingface_hub", "tqdm"},
     "uma_trio.machine": {"attrs", "trio"},
     "uma_trio.models": {"attrs", "trio"},
     "uma_trio.observe": {"attrs", "msgspec", "prometheus_client", "structlog", "trio"},
@@ -65,8 +65,8 @@ THIRD_PARTY = {
     "uma_trio.sockets": {"attrs", "trio"},
     "uma_trio.text": {"attrs", "jinja2", "llguidance", "msgspec", "numpy"},
     "uma_trio.uds": {"attrs", "numpy", "trio"},
-    "uma_trio_cluster": {"attrs", "cyclopts", "rich", "uma_trio_sim", "yaml"},
-    "uma_trio_sim": {"attrs", "cyclopts", "numpy", "rich"},
+    "uma_trio_cluster": {"attrs", "rich", "uma_trio_sim", "yaml"},
+    "uma_trio_sim": {"attrs", "numpy", "rich"},
 }
 
 # What is behind `engine.cells`. Its side work and what administers it take the cache itself.

@@ -23,9 +23,7 @@ from terminal_kit import Terminal
 
 from uma_protocol import Generate
 from uma_trio.cli.answer_flags import AnswerFlags
-from uma_trio.cli.chat import _HELP, Talk, chat
-from uma_trio.cli.conversation import Conversation
-from uma_trio.cli.wrapped import Wrapped
+from uma_trio.cli.chat import _HELP, Conversation, Talk, Wrapped, chat
 from uma_trio.client import ServerError
 
 HERE = Path(__file__).parent

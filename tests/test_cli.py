@@ -28,17 +28,18 @@ from uma_protocol import Generate, SetPriority, Token, Tool, ToolCall
 from uma_trio import __version__
 from uma_trio.app.daemon import ReadyInfo
 from uma_trio.backend.gguf_header import read_header
-from uma_trio.cli import checks
-from uma_trio.cli.check_place import check_socket
-from uma_trio.cli.check_running import SelfReport, asked, judge_prefix, judge_running
-from uma_trio.cli.checks import (
+from uma_trio.cli.demo import Pane
+from uma_trio.cli.doctor import (
+    SelfReport,
+    ask,
     check_limits,
     check_model,
     check_policy,
+    check_running,
+    check_socket,
     compare_features,
-    judge_files,
+    flag_for_gpu,
 )
-from uma_trio.cli.demo import Pane
 from uma_trio.cli.serve import ready_block
 from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
@@ -81,8 +82,8 @@ async def test_help_names_every_option_once() -> None:
     """The help is made from the declarations, and hides what is for later."""
     from uma_trio.config.options import OPTIONS
 
-    _, out, _ = await run("umad", "serve", "--help")
-    words = out.split()
+    _, out, _ = await run("umad", "serve", "--help-all")
+    words = out.replace(",", " ").split()
     for option in OPTIONS:
         assert words.count(option.flag) >= 1, option.flag
     assert "--kv-pack" not in words
@@ -90,17 +91,19 @@ async def test_help_names_every_option_once() -> None:
     assert words[words.index("--threads") + 1] == "N"
     assert words[words.index("--model") + 1] == "MODEL"
     assert words[words.index("--flash-attention") + 1] == "CHOICE"
-    assert "Takes auto, on or off." in " ".join(word for word in words if word != "│")
-    assert "Takes 1 to 256 slots." in " ".join(word for word in words if word != "│")
+    assert "Takes auto, on or off." in " ".join(out.split())
+    assert "Takes 1 to 256 slots." in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
     ("program", "arguments", "said"),
     [
-        ("uma-trio", ["serv"], 'Did you mean "serve"?'),
+        ("uma-trio", ["serv"], "Did you mean serve?"),
         ("uma-trio", ["serve", "--n-ct", "3"], "Did you mean --n-ctx?"),
         ("uma-trio", ["serve", "--n-ctx", "3"], "--n-ctx: 3 is out of range"),
         ("uma-trio", ["serve", "some model"], "Unexpected argument: 'some model'."),
+        ("uma-trio", ["ls"], "Did you mean list?"),
+        ("uma-trio", ["pull"], "MODEL is missing: The repository"),
         ("uma-trio", ["serve", "m.gguf"], "Name the model with --model m.gguf."),
         ("uma-trio", ["serve", "--port", "8080"], "Use --http 8080:"),
         ("umad", ["-m", "my model.gguf"], "Use --model 'my model.gguf':"),
@@ -408,7 +411,7 @@ async def test_metrics_come_as_prometheus_text_for_scrapers(folder: Path) -> Non
             "uma-trio", "metrics", "--prometheus", "--socket", str(daemon.path)
         )
     assert (status, errors) == (0, "")
-    assert "# TYPE uma_sessions gauge\numa_sessions 3.0\n" in out
+    assert "# TYPE uma_connections gauge\numa_connections 3.0\n" in out
     assert "p95" not in out
 
 
@@ -431,7 +434,7 @@ async def test_priority_moves_a_request(folder: Path) -> None:
         wrong, _, errors = await run("uma-trio", "priority", "7", "low", UMA_SOCK=sock)
     assert got == (0, "Request 7 is in the background lane.\n", "")
     assert daemon.heard == [SetPriority(request=7, priority="background")]
-    assert (wrong, '"interactive", "background"' in errors) == (1, True)
+    assert (wrong, "'interactive', 'background'" in errors) == (1, True)
 
 
 @pytest.mark.parametrize(("session", "status"), [("kept", 0), ("lost", 2)])
@@ -443,15 +446,13 @@ async def test_a_pin_of_what_is_not_there_is_told(folder: Path, session: str, st
     assert ("Nothing was pinned" in errors) is (status == 2)
 
 
-def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
-    """Only what `serve` could not take over blocks."""
+def test_doctor_finds_a_socket_that_serve_cannot_take(folder: Path) -> None:
+    """One that is free, served or stale is no problem."""
     path = folder / "uma.sock"
-    (free,) = check_socket(path)
-    assert (free.weight, free.what) == ("ok", f"{path} is free")
+    assert [*check_socket(path)] == []
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    (stale,) = check_socket(path)
-    assert "stale" in stale.what
+    assert [*check_socket(path)] == []
     path.unlink()
     path.write_text("a file", encoding="utf-8")
     (file,) = check_socket(path)
@@ -462,6 +463,7 @@ def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
     (missing,) = check_socket(folder / "no" / "uma.sock")
     assert (missing.weight, missing.fix.startswith("mkdir -p ")) == ("blocks", True)
     with claim(folder / "ending") as mine, mine.listen() as listener:
+        assert [*check_socket(folder / "ending")] == []
         listener.stop()
         (ending,) = check_socket(folder / "ending")
     assert (ending.weight, "is stopping" in ending.what) == ("blocks", True)
@@ -470,44 +472,38 @@ def test_doctor_finds_a_free_a_stale_and_a_foreign_socket(folder: Path) -> None:
 
 
 def test_doctor_says_what_twice_the_memory_would_have_saved() -> None:
-    """Of all prompt tokens; it is slow only where that is worth being spoken of."""
+    """Of all prompt tokens, if that is worth a change."""
     metrics = {"prompt_tokens_total": 6000, "prefix_tokens_total": 4000, "prefix_bytes": 2e9}
-    (fine,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 7})
-    assert (fine.weight, fine.fix) == ("ok", "")
-    assert fine.what == (
-        "the running daemon computed 60% of 10,000 prompt tokens; the others were cached; "
-        "saved prefixes take 2 GB"
-    )
-    (more,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 20})
+    assert [*check_running(metrics | {"prefix_ghost_hits_total": 7})] == []
+    (more,) = check_running(metrics | {"prefix_ghost_hits_total": 20})
     assert more.weight == "slow"
     assert more.what.endswith("twice the --prefix-ram would have cached 13% more")
-    (all_of_it,) = judge_prefix(metrics | {"prefix_ghost_hits_total": 9000})
+    (all_of_it,) = check_running(metrics | {"prefix_ghost_hits_total": 9000})
     assert all_of_it.what.endswith("60% more"), "no more than was computed"
-    assert judge_prefix({"prompt_tokens_total": 10}) == judge_prefix({}) == []
-    assert judge_prefix({"prefix_ghost_hits_total": 1}) == [], "before any prompt is counted"
+    assert [*check_running({"prompt_tokens_total": 10}), *check_running({})] == []
+    assert [*check_running({"prefix_ghost_hits_total": 1})] == [], "before any prompt is counted"
 
 
-def test_doctor_says_nothing_of_a_cache_where_no_daemon_answers(folder: Path) -> None:
-    """Nobody there, a socket that was left behind, and what is no daemon."""
-    assert asked(folder / "uma.sock") == SelfReport()
+def test_doctor_knows_nothing_of_a_daemon_that_does_not_answer(folder: Path) -> None:
+    """None there, a stale socket, and what is no daemon."""
+    assert ask(folder / "uma.sock") == SelfReport()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "dead"))
-    assert asked(folder / "dead") == SelfReport()
+    assert ask(folder / "dead") == SelfReport()
     (folder / "file").write_text("a file", encoding="utf-8")
-    assert asked(folder / "file") == SelfReport()
-    assert judge_running(SelfReport()) == []
+    assert ask(folder / "file") == SelfReport()
 
 
 def test_doctor_names_processor_features_that_are_not_used() -> None:
     """A library built without AVX2 on a processor that has it is several times slower."""
     used = {"AVX": "1", "SSE3": "1"}
-    *_, slow = compare_features(used, frozenset({"avx", "avx2", "fma"}))
+    (slow,) = compare_features(used, frozenset({"avx", "avx2", "fma"}))
     assert slow.weight == "slow"
     assert slow.what.endswith("AVX2 FMA")
-    *_, broken = compare_features({"AMX_INT8": "miscompiled"}, frozenset({"amx_int8"}))
+    (broken,) = compare_features({"AMX_INT8": "miscompiled"}, frozenset({"amx_int8"}))
     assert (broken.weight, "a GCC that miscompiles AMX" in broken.what) == ("slow", True)
     everything = compare_features({"AVX": "1", "AVX2": "1"}, frozenset({"avx", "avx2"}))
-    assert all(finding.weight == "ok" for finding in everything)
+    assert [*everything] == []
 
 
 def test_doctor_refuses_what_is_not_a_model(folder: Path) -> None:
@@ -521,14 +517,13 @@ def test_doctor_finds_a_policy_that_serve_would_refuse() -> None:
     """In the same words."""
     (wrong,) = check_policy(Config(policy="dedline"))
     assert (wrong.weight, "did you mean deadline?" in wrong.what) == ("blocks", True)
-    (right,) = check_policy(Config(policy="baseline"))
-    assert (right.weight, right.what) == ("ok", "baseline")
+    assert [*check_policy(Config(policy="baseline"))] == []
 
 
 async def test_a_misspelt_variable_is_no_question_to_another_daemon(folder: Path) -> None:
-    """UMA_SOCKET is told to be UMA_SOCK, by whoever asks; the daemon's own are not looked at."""
-    status, _, errors = await run("uma-trio", "ps", UMA_SOCKET=str(folder / "uma.sock"))
-    assert (status, "did you mean UMA_SOCK?" in errors) == (1, True)
+    """Every client refuses it; the daemon's own variables are not looked at."""
+    status, _, errors = await run("uma-trio", "ps", UMA_SOCKTE=str(folder / "uma.sock"))
+    assert (status, "did you mean UMA_SOCK" in errors) == (1, True)
     async with double(folder) as daemon:
         got = await run("uma-trio", "ps", UMA_SOCK=str(daemon.path), UMA_N_CTX="many")
     assert got[0] == 0
@@ -536,8 +531,6 @@ async def test_a_misspelt_variable_is_no_question_to_another_daemon(folder: Path
 
 def test_two_sizes_of_a_model_have_two_names() -> None:
     """The file is larger than the weights in it, so nobody has to wonder which number is right."""
-    model, *_ = check_model(Config())
-    assert model.what.endswith(f"a file of {size(bundled_model().stat().st_size)}")
     fake = FakeBackend()
     ready = ready_block(ReadyInfo("uma.sock", fake.model, fake.limits, "cpu", "baseline"), 1.0)
     assert "0 bytes of weights)" in ready
@@ -552,34 +545,33 @@ def test_it_is_told_at_the_start_that_http_is_at_one_address_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu_layers", "devices", "weight", "what"),
+    ("gpu_layers", "devices", "what"),
     [
-        (-1, ["Big GPU"], "ok", "all 9 on Big GPU"),
-        (4, ["Big GPU"], "slow", "4 of 9 on Big GPU; the CPU computes the rest"),
-        (0, ["Big GPU"], "slow", "all 9 on the CPU because of --gpu-layers 0; available: Big GPU"),
-        (4, [], "slow", "all 9 on the CPU: --gpu-layers 4, and llama.cpp finds no GPU"),
-        (-1, [], "ok", "all 9 on the CPU"),
+        (-1, ["Big GPU"], ""),
+        (4, ["Big GPU"], "4 of 9 on Big GPU; the CPU computes the rest"),
+        (0, ["Big GPU"], "all 9 on the CPU because of --gpu-layers 0; available: Big GPU"),
+        (4, [], "all 9 on the CPU: --gpu-layers 4, and llama.cpp finds no GPU"),
+        (-1, [], ""),
     ],
 )
-def test_doctor_says_where_the_layers_go(
-    gpu_layers: int, devices: list[str], weight: str, what: str
+def test_doctor_says_what_to_do_about_layers_on_the_cpu(
+    gpu_layers: int, devices: list[str], what: str
 ) -> None:
-    """And what to do where they are not where somebody may think."""
+    """Nothing where they are as fast as can be."""
     blocks = read_header(bundled_model()).number("block_count")
-    found = {f.about: f for f in check_model(Config(gpu_layers=gpu_layers), devices)}
-    layers = found["layers"]
-    assert (layers.weight, layers.what) == (weight, what.replace("9", str(blocks + 1)))
-    assert bool(layers.fix) is (weight == "slow")
+    found = [*check_model(Config(gpu_layers=gpu_layers), devices)]
+    assert [each.what for each in found] == [what.replace("9", str(blocks + 1))][: bool(what)]
+    assert all(each.fix for each in found)
 
 
 def test_doctor_tells_how_to_compile_for_a_gpu_that_is_there(tmp_path: Path) -> None:
     """By the device file of its driver; without one nothing is missing."""
-    assert checks._flag_for_gpu(tmp_path) is None
+    assert flag_for_gpu(tmp_path) is None
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "kfd").touch()
-    assert checks._flag_for_gpu(tmp_path) == "-DGGML_HIP=on"
+    assert flag_for_gpu(tmp_path) == "-DGGML_HIP=on"
     (tmp_path / "dev" / "nvidiactl").touch()
-    assert checks._flag_for_gpu(tmp_path) == "-DGGML_CUDA=on"
+    assert flag_for_gpu(tmp_path) == "-DGGML_CUDA=on"
 
 
 def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:
@@ -593,13 +585,15 @@ def test_the_line_to_try_names_a_socket_that_is_not_the_usual_one() -> None:
     assert "  try      uma-trio run --socket '/run/my socket' \"Tell me a story" in other
 
 
-def test_doctor_counts_files_as_the_daemon_does() -> None:
+def test_doctor_counts_files_as_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two for each client and some of its own; it is the hard limit that counts."""
-    assert judge_files(32, 1408).what == "1408 needed, 1408 allowed"
-    short = judge_files(32, 1407)
-    assert short.weight == "slow"
-    assert "--max-sessions 32 needs 1408 open files, 1407 are allowed" in short.what
-    assert judge_files(10**9, resource.RLIM_INFINITY).weight == "ok"
+
+    def limits(hard: int) -> list[str]:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (64, hard))
+        return [each.what for each in check_limits(Config(max_sessions=32, threads=1))]
+
+    assert limits(1408) == limits(resource.RLIM_INFINITY) == []
+    assert limits(1407) == ["--max-sessions 32 needs 1408 open files, 1407 are allowed"]
 
 
 def test_doctor_counts_threads() -> None:

@@ -15,9 +15,13 @@ import pytest
 import trio
 from cli_kit import PATIENCE_S, command, environment, run
 
-from uma_trio.cli.attempt import run_when_served, wait_for_daemon
+from uma_trio.cli.attempt import (
+    run_when_served,
+    start_if_wanted,
+    wait_for_daemon,
+    wait_until_served,
+)
 from uma_trio.cli.output import Trouble
-from uma_trio.cli.starting import start_if_wanted, wait_until_served
 from uma_trio.client import ConnectionFailed
 from uma_trio.sockets.listener import claim
 
@@ -146,22 +150,17 @@ def test_a_person_is_asked(
     asked = Terminal()
     monkeypatch.setattr("sys.stdin", Terminal(typed))
     monkeypatch.setattr("sys.stderr", asked)
-    monkeypatch.setattr("uma_trio.cli.starting._by_service", lambda _: True)
+    monkeypatch.setattr("uma_trio.cli.attempt._by_service", lambda _: True)
     assert start_if_wanted(path, None) == agreed
     assert f"No daemon serves on {path}. Start one now?" in asked.getvalue()
 
 
 def test_a_daemon_that_ends_at_once_is_told_in_its_own_words(path: Path) -> None:
     """The last line of its log is why."""
-
-    class Ended:
-        def poll(self) -> int:
-            return 1
-
     log = path.parent / "log"
     log.write_text("Loading.\numa-trio: there is no model\n")
     with pytest.raises(Trouble, match="ended: uma-trio: there is no model"):
-        wait_until_served(path, Ended(), log)
+        wait_until_served(path, lambda: 1, log)
 
 
 @pytest.mark.daemon

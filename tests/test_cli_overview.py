@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uma_trio.cli.overview import overview
+from uma_trio.cli.metrics import overview
 from uma_trio.observe.metrics import Metrics
 
 _BUSY = {

@@ -97,18 +97,3 @@ def test_without_its_distribution_a_verb_says_what_to_install(
         main()
     assert ended.value.code == 2
     assert f"{verb} is not installed: pip install 'uma-trio[{extra}]'." in capsys.readouterr().err
-
-
-def test_help_and_completion_do_without_the_distribution(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Both list every verb."""
-    monkeypatch.delitem(sys.modules, "uma_trio_sim.commands.simulate", raising=False)
-    monkeypatch.delitem(sys.modules, "uma_trio_sim.commands", raising=False)
-    monkeypatch.setitem(sys.modules, "uma_trio_sim", None)
-    for words in (["--help"], ["completion", "bash"]):
-        monkeypatch.setattr(sys, "argv", ["uma-trio", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
-        assert "simulate" in capsys.readouterr().out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uma_protocol import Code, LocalProtocolError
-from uma_trio.cli.spoken import sentence
+from uma_trio.cli.attempt import sentence
 from uma_trio.client import ConnectionFailed, ServerError
 
 

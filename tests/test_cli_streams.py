@@ -12,14 +12,11 @@ from pathlib import Path
 import pytest
 import trio
 from cli_kit import PATIENCE_S, answer, command, double, environment, eos, run
-from cyclopts import App
 
 from uma_protocol import Generate, Token
-from uma_trio.cli import streams
-from uma_trio.cli.parser import declared
+from uma_trio.cli.answer_flags import left_unread, prompt_of
+from uma_trio.cli.output import is_write_error
 from uma_trio.cli.printer import Printer, figures
-from uma_trio.cli.prompt import SWITCHES, left_unread, mark_stdin, prompt_of
-from uma_trio.cli.run import cli
 from uma_trio.config.option import ConfigError
 
 FULL = Path("/dev/full")  # on Linux and the BSDs; what is written there finds no room
@@ -59,7 +56,9 @@ def screens(monkeypatch: pytest.MonkeyPatch, *, terminal: bool = True) -> tuple[
     return out, err
 
 
-@pytest.mark.parametrize("flag", [*sorted(SWITCHES - {"--metrics"}), "--max-tokens=5"])
+@pytest.mark.parametrize(
+    "flag", ["--chat", "--raw", "--no-stream", "--json", "--no-start", "--max-tokens=5"]
+)
 async def test_a_dash_behind_a_flag_that_awaits_no_value_is_standard_input(
     folder: Path, flag: str
 ) -> None:
@@ -75,19 +74,6 @@ async def test_a_dash_behind_a_flag_that_awaits_no_value_is_standard_input(
         ["a text"],
         [None, "a text"],
     )
-
-
-def test_the_flags_that_take_no_value_are_those_of_the_command() -> None:
-    """They are named twice, so that a shell's word is judged without the parser of flags."""
-    app = App()
-    app.command(declared(cli), name="run")
-    no_value = {
-        name
-        for argument in app["run"].assemble_argument_collection()
-        if argument.hint in (bool, bool | None)
-        for name in argument.names
-    }
-    assert no_value == SWITCHES
 
 
 async def test_a_request_is_labelled_by_the_program_that_sends_it(folder: Path) -> None:
@@ -110,12 +96,13 @@ async def test_a_dash_among_words_is_standard_input(folder: Path) -> None:
     assert asked == ["Sum up:\n\na text", "a text\n\nIn a word?", "Sum up:"]
 
 
-def test_a_dash_behind_a_flag_may_be_its_value() -> None:
-    """So the parser of flags decides; a second one is a word."""
-    assert mark_stdin(["run", "--stop", "-", "a"]) == ["run", "--stop", "-", "a"]
-    assert mark_stdin(["run", "a", "-"]) == ["run", "a", "\0"]
-    assert mark_stdin(["--stop", "-", "-"]) == ["--stop", "-", "\0"]
-    assert prompt_of(["a - b"], None) == "a - b"
+async def test_a_dash_behind_a_flag_may_be_its_value(folder: Path) -> None:
+    """And within a word it is a letter."""
+    async with double(folder, answer("ok")) as daemon:
+        await run("uma-cli", "--stop", "-", "a - b", UMA_SOCK=str(daemon.path))
+        (asked,) = daemon.heard
+    assert isinstance(asked, Generate)
+    assert (asked.stop, asked.prompt) == (("-",), "a - b")
 
 
 def test_words_that_are_not_text_are_refused() -> None:
@@ -252,6 +239,6 @@ def test_the_figures_say_what_an_answer_took() -> None:
 
 def test_only_errors_of_a_stream_are_about_standard_output() -> None:
     """A file that cannot be written has a name."""
-    assert streams.cannot_write(OSError(28, "No space left on device"))
-    assert not streams.cannot_write(OSError(28, "No space left on device", "a file"))
-    assert not streams.cannot_write(OSError(2, "No such file or directory"))
+    assert is_write_error(OSError(28, "No space left on device"))
+    assert not is_write_error(OSError(28, "No space left on device", "a file"))
+    assert not is_write_error(OSError(2, "No such file or directory"))

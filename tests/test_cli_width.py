@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from uma_protocol import SessionInfo
-from uma_trio.cli import demo, doctor, metrics, ps
-from uma_trio.cli.checks import Finding
+from uma_trio.cli import demo, doctor, metrics, output, ps
+from uma_trio.cli.doctor import Finding, Report
 from uma_trio.cli.output import console
 from uma_trio.observe.metrics import Metrics
 from uma_trio_sim.commands import simulate
@@ -47,7 +47,7 @@ class Window:
         screen = Console(
             file=self._file, width=width, force_terminal=True, color_system=None, highlight=False
         )
-        for module in (demo, doctor, metrics, ps, simulate):
+        for module in (demo, doctor, metrics, output, ps, simulate):
             monkeypatch.setattr(module, "console", lambda: screen)
 
     def lines(self) -> list[str]:
@@ -66,7 +66,7 @@ def test_metrics_are_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) -> N
         assert name in whole
     assert "stop 39  length 50  cancelled 0  error 0" in whole
     assert all(len(row) <= width for row in rows)
-    assert ("docs/METRICS.md" in last) == (width == 80)
+    assert ("uma-trio help metrics" in last) == (width == 80)
     assert ("The last call." in whole) == (width == 120)
 
 
@@ -124,7 +124,8 @@ def test_ps_cuts_no_figure_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_doctor_breaks_lines_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """A finding goes on under its beginning, and its fix too."""
     window = Window(monkeypatch, 40)
-    doctor._show([Finding("model", "blocks", "word " * 12, "mend " * 12)], {})
+    finding = Finding("model", "blocks", "word " * 12, "mend " * 12)
+    doctor._show(Report((), False, (finding,)), {})
     first, *more = window.lines()
     assert first.startswith("BLOCKS  model: word")
     assert all(len(line) <= 40 for line in (first, *more[:-1]))
@@ -135,15 +136,14 @@ def test_doctor_breaks_lines_between_words(monkeypatch: pytest.MonkeyPatch) -> N
 def test_doctor_says_the_line_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the flags it was given, or, where a daemon runs, a question to that."""
     window = Window(monkeypatch, 120)
-    doctor._show([], {"model": "my model.gguf", "n_ctx": "512", "config": None})
-    served = Finding("socket", "ok", "uma.sock is served by a daemon, pid 7")
-    doctor._show([served], {})
-    doctor._show([served], {"socket": "/run/my socket"})
+    doctor._show(Report((), False, ()), {"model": "my model.gguf", "n_ctx": "512", "config": None})
+    doctor._show(Report((), True, ()), {})
+    doctor._show(Report((), True, ()), {"socket": "/run/my socket"})
     assert window.lines()[0] == (
         "The daemon can run: uma-trio serve --model 'my model.gguf' --n-ctx 512"
     )
     question = '"Tell me a story about a fox and a lantern"'
-    assert window.lines()[2] == f"A daemon runs already: uma-trio run {question}"
+    assert window.lines()[1] == f"A daemon is running: uma-trio run {question}"
     assert window.lines()[-1].endswith(f"uma-trio run --socket '/run/my socket' {question}")
 
 

@@ -10,11 +10,9 @@ from attrs.exceptions import FrozenInstanceError
 
 from uma_trio.app.wiring import chosen_policy, engine_settings
 from uma_trio.backend.kv_types import KV_TYPES
-from uma_trio.config.groups import grouped
 from uma_trio.config.option import ConfigError, show
-from uma_trio.config.options import OPTIONS, Config, replace
-from uma_trio.config.reserved import RESERVED
-from uma_trio.config.settings import flag_key, known_env, known_keys, load, restated
+from uma_trio.config.options import ESSENTIAL, OPTIONS, Config, grouped, replace
+from uma_trio.config.settings import RESERVED, SECTIONS, flag_key, known_env, load, restated
 from uma_trio.policy.state import Contract
 from uma_trio_sim.fake import FakeBackend
 
@@ -74,7 +72,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> No
     """The nearer a setting was typed, the more it counts."""
     path = tmp_path / "uma.yaml"
     path.write_text("n_ctx: 111\nparallel: 3\nthreads: 2\n", encoding="utf-8")
-    env = {"UMA_CONFIG": str(path), "UMA_N_CTX": "222", "UMA_N_SEQ": "5"}
+    env = {"UMA_CONFIG": str(path), "UMA_N_CTX": "222", "UMA_PARALLEL": "5"}
     config = load({"n_ctx": "333"}, env)
     assert (config.n_ctx, config.parallel, config.threads) == (333, 5, 2)
 
@@ -91,7 +89,7 @@ def test_the_trackers_yaml_is_read_as_it_stands(tmp_path: Path) -> None:
 def test_the_scorecard_is_set_by_the_keys_of_both_layouts(tmp_path: Path) -> None:
     """The brief's interval means what it says there; the tracker's tick is accepted at its value."""
     text = (
-        "metrics: {tick_interval_ms: 1000}\nlogging: {scorecard: c.csv, scorecard_interval_s: 30}"
+        "metrics: {tick_interval_ms: 1000}\nscorecard: c.csv\nlogging: {scorecard_interval_s: 30}"
     )
     config = from_yaml(tmp_path, text)
     assert config.scorecard == Path("c.csv")
@@ -107,16 +105,17 @@ def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("n_ctxx: 3", "no such key n_ctxx (did you mean n_ctx?)"),
-        ("scheduler: {policy: contract,-stairs}", "a text that holds a comma needs quotes"),
+        ("{policy: contract,-stairs}", "a text with a comma needs quotes"),
+        ("http_port: 80", "no such key http_port (did you mean http?)"),
         ("limits: {max_session: 2}", "did you mean limits.max_sessions?"),
         ("n_ctx: true", "uma.yaml: n_ctx: true is not a whole number; it takes 16 to 16777216"),
         ("n_ctx: 1.5", "n_ctx: 1.5 is not a whole number"),
         ("n_ctx:", "n_ctx: null is not a whole number"),
         ("n_ctx: {most: 3}", "n_ctx takes one value, and no settings below it"),
-        ("limits: {max_queue: many}", "uma.yaml: limits.max_queue: 'many' is not"),
+        ("limits: {max_sessions: many}", "uma.yaml: limits.max_sessions: 'many' is not"),
         ("qos: {interactive: {priority: 0}}", "uma.yaml: qos.interactive.priority: 0 is out of"),
-        ("qos: {interactive: 10}", "qos.interactive takes settings, {priority: ...}, and not 10"),
-        ("qos: 5", "{interactive: {priority: ...}, background: {priority: ...}}, and not 5"),
+        ("qos: {interactive: 10}", "qos.interactive takes settings (priority), and not 10"),
+        ("qos: 5", "qos takes settings (background.priority, interactive.priority), and not 5"),
         (
             "qos: {background: {priority: 2}}",
             "qos.interactive.priority is relative to this value; omit it",
@@ -133,9 +132,9 @@ def test_the_briefs_yaml_is_read_at_its_defaults(tmp_path: Path) -> None:
         ("- 3", "expected settings"),
         ("a: [", "line 1: "),
         ("n_ctx: 64\nn_ctx: 128\n", "n_ctx is in lines 1 and 2; keep one of them"),
-        ("limits: {max_queue: 1, max_queue: 1}", "max_queue is in lines 1 and 1"),
+        ("limits: {max_tokens: 1, max_tokens: 1}", "max_tokens is in lines 1 and 1"),
         ("limits: &it\n  more: *it", "a section contains itself"),
-        ("limits: 5", "limits takes settings, {max_sessions: ..., "),
+        ("limits: 5", "limits takes settings (max_prompt_bytes, max_sessions, "),
         ("a: [", "is not YAML"),
         ("bmt_budget_gbps: -1", "it must be more than 0"),
         ("max_sessions: 2\nlimits: {max_sessions: 3}", "uma.yaml: max_sessions and limits.max_s"),
@@ -175,8 +174,8 @@ def test_two_settings_cannot_name_the_same_file(
 
 def test_a_setting_knows_where_it_was_written(tmp_path: Path) -> None:
     """What is found out later is told in the user's own words: the flag, the variable, the key."""
-    config = from_yaml(tmp_path, "logging: {trace: ticks}", policy="luck")
-    assert config.source("trace") == f"{tmp_path / 'uma.yaml'}: logging.trace"
+    config = from_yaml(tmp_path, "trace: ticks", policy="luck")
+    assert config.source("trace") == f"{tmp_path / 'uma.yaml'}: trace"
     assert config.source("policy") == "--policy"
     assert load({}, {"UMA_SOCK": "s"}).source("socket") == "UMA_SOCK"
     with pytest.raises(ConfigError, match=r"^--policy luck: no policy is called 'luck'"):
@@ -254,8 +253,9 @@ def test_a_wrong_flag_is_refused_with_its_bounds(flags: dict[str, object], said:
 
 
 def test_a_misspelt_variable_is_refused_and_a_strangers_is_not() -> None:
-    """UMA_SOCKET is a slip of the pen; UMA_HOME belongs to somebody else."""
-    assert "did you mean UMA_SOCK?" in refusal({}, {"UMA_SOCKET": "uma.sock"})
+    """UMA_SOCKTE is misspelt; UMA_HOME belongs to another program; an older name has a new one."""
+    assert "did you mean UMA_SOCK" in refusal({}, {"UMA_SOCKTE": "uma.sock"})
+    assert "did you mean UMA_PARALLEL?" in refusal({}, {"UMA_N_SEQ": "3"})
     assert load({}, {"UMA_HOME_OF_OTHERS": "1"}) == Config()
 
 
@@ -326,7 +326,8 @@ def test_later_options_are_taken_at_their_default() -> None:
 def test_nothing_is_declared_twice() -> None:
     """A flag, a variable and a key mean one thing."""
     flags = [item.flag for item in OPTIONS] + [item.flag for item in RESERVED if item.flag]
-    for names in (flags, known_env(), known_keys()):
+    keys = [*(item.key for item in OPTIONS), *SECTIONS, *(item.key for item in RESERVED)]
+    for names in (flags, known_env(), keys):
         assert len(names) == len(set(names))
 
 
@@ -350,8 +351,18 @@ def test_describe_says_everything_in_words() -> None:
 
 def test_every_option_is_under_one_heading() -> None:
     """The help and CONFIG.md show them by heading; one without would not be shown."""
-    shown = [item.name for items in grouped(OPTIONS).values() for item in items]
+    shown = [item.name for items in grouped().values() for item in items]
     assert sorted(shown) == sorted(item.name for item in OPTIONS)
+    assert {*shown} >= ESSENTIAL
+
+
+def test_every_option_has_a_variable_of_its_name() -> None:
+    """The socket and the level have an older one, too, which the newer one precedes."""
+    assert all(item.env[0] == f"UMA_{item.key.upper()}" for item in OPTIONS)
+    assert load({}, {"UMA_HTTP_STRICT": "1", "UMA_MODEL_DIR": "/m"}).http_strict
+    both = {"UMA_SOCKET": "/a", "UMA_SOCK": "/b"}
+    assert load({}, both).socket == Path("/a")
+    assert load({}, {"UMA_SOCK": "/b"}).socket == Path("/b")
 
 
 @pytest.mark.parametrize(

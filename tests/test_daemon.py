@@ -25,7 +25,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from uma_trio.cli.check_running import asked, judge_prefix
 from uma_trio.cli.doctor import examine
 from uma_trio.cli.explain import explain as explain_verb
 from uma_trio.cli.ps import ps as ps_verb
@@ -233,29 +232,17 @@ def test_the_seeds_quick_start_client_works_unchanged() -> None:
         assert done.stdout.count('"event": "eos"') == 1
 
 
-def test_doctor_asks_the_daemon_that_runs_what_its_prefix_cache_saved() -> None:
-    """The same prompt twice: but for the last token, half of all needed no computing."""
-    with daemon() as running:
-        path = Path(running.path)
-        assert judge_prefix(asked(path).metrics) == []
-        for _ in range(2):
-            list(generate_sync("hello " * 20, running.path, max_tokens=2))
-        (found,) = judge_prefix(asked(path).metrics)
-    assert found.weight == "ok"
-    assert re.search(r"computed 5\d% of 24\d prompt tokens", found.what)
-
-
-def test_doctor_judges_the_settings_of_the_daemon_that_runs(tmp_path: Path) -> None:
-    """Not those that it was called with itself; but whoever names an option asks about that."""
+def test_doctor_judges_the_settings_of_the_daemon_that_runs() -> None:
+    """Not those that it was called with itself; with an option it is about a daemon with that option."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     with daemon(f"http={port}", "parallel=3", "prefix_ram=1GiB") as running:
-        told = {each.about: each.what for each in examine({"socket": running.path})}
-        assert told["http"] == f"http://127.0.0.1:{port} is served by a daemon"
-        assert "--parallel=3" in told["settings"]
-        told = {each.about: each.what for each in examine({"socket": running.path, "n_ctx": "512"})}
-        assert told["http"].startswith("off")
-        assert "settings" not in told
+        report = examine({"socket": running.path})
+        assert report.is_running
+        assert "--parallel=3" in report.system[-1]
+        assert [each for each in report.findings if each.about == "http"] == []
+        report = examine({"socket": running.path, "n_ctx": "512"})
+        assert "--parallel=3" not in report.system[-1]
 
 
 def test_two_hundred_clients_one_after_another() -> None:

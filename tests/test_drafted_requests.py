@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_protocol import Explain, Explanation
-from uma_trio.cli.timeline import tick_table
+from uma_trio.cli.explain import tick_table
 from uma_trio.engine.messages import SamplingParams, TokenOut
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder

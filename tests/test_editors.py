@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from test_http_sdk import served
 
-from uma_trio.cli.flags import plain
-from uma_trio.cli.prompt import mark_stdin
+from uma_trio.cli.parser import command_of
 from uma_trio.cli.run import run
 
 HERE = Path(__file__).resolve().parent
@@ -99,10 +98,9 @@ def test_a_task_of_zed_sends_the_selection_as_it_is(task: dict[str, Any], tmp_pa
     arguments, said = json.loads(done.stdout)
     assert said == f"{selected}\n"
     assert arguments[0] == "run"
-    call = plain(run, mark_stdin(arguments[1:]))
-    assert call is not None
+    context = command_of("run", run).make_context("run", arguments[1:])
     lane = "background" if "rewrite" in task["label"] else "interactive"
-    assert call.flags["asking"].priority == lane
+    assert (context.params["asking__priority"] or "interactive") == lane
 
 
 @pytest.mark.daemon

@@ -31,7 +31,7 @@ from uma_protocol import (
     encode_event,
 )
 from uma_trio.cli import explain as explain_verb
-from uma_trio.cli.timeline import aligned, tick_table
+from uma_trio.cli.explain import aligned, tick_table
 from uma_trio.engine.messages import Explain as AskEngine
 from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
 from uma_trio.observe import telling

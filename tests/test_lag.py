@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from uma_trio.cli.check_running import judge_lag
+from uma_trio.cli.doctor import check_running
 from uma_trio.observe.metrics import Metrics
 from uma_trio.service.lag import BUSY_S, IDLE_S, LagWatch
 from uma_trio.service.timer import TrioTimer
@@ -45,14 +45,13 @@ def test_the_lag_is_in_the_metrics() -> None:
 def test_doctor_says_when_the_loop_is_late() -> None:
     """Not for one long wait, but if one in a hundred is longer than a reader should notice."""
     metrics = Metrics(lambda: 0.0)
-    assert judge_lag({}) == judge_lag(metrics.snapshot()) == []
+    assert [*check_running({}), *check_running(metrics.snapshot())] == []
     for _ in range(1000):
         metrics.loop_lagged(0.001)
     metrics.loop_lagged(0.5)
-    (found,) = judge_lag(metrics.snapshot())
-    assert (found.weight, "500.0 ms" in found.what) == ("ok", True)
+    assert [*check_running(metrics.snapshot())] == []
     for _ in range(100):
         metrics.loop_lagged(0.05)
-    (found,) = judge_lag(metrics.snapshot())
+    (found,) = check_running(metrics.snapshot())
     assert found.weight == "slow"
     assert found.fix

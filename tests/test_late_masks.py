@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from uma_protocol import Explain, Explanation
-from uma_trio.cli.timeline import tick_table
+from uma_trio.cli.explain import tick_table
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, TokenOut
 from uma_trio.engine.recorder import LATE as LATE_MASK
 from uma_trio.engine.recorder import Recorder

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
-from email.message import Message
 from pathlib import Path
 
 import pytest
 from gguf import GGUFWriter
 from hub_mirror import COMMIT, Mirror, mirror
+from huggingface_hub import constants, file_download
 
 from uma_trio.app.wiring import model_path
 from uma_trio.backend.base import ModelError
@@ -26,18 +24,21 @@ from uma_trio.cli.models import models as models_verb
 from uma_trio.cli.models import rows_of
 from uma_trio.cli.pull import pull
 from uma_trio.config.settings import load
-from uma_trio.library.download import Download
-from uma_trio.library.hub import Hub, HubFile, _Redirects, choose
-from uma_trio.library.hub_cache import CachedRepository, cache_folder
-from uma_trio.library.naming import NoSuchModel, model_file
-from uma_trio.library.reference import PullFailed, reference
-from uma_trio.library.stores import Found, models_here
-from uma_trio.library.weights_names import is_model, quant_of, stem_of
+from uma_trio.library import hub
+from uma_trio.library.hub import HubFile, select
+from uma_trio.library.names import (
+    PullFailed,
+    Reference,
+    is_model,
+    quant_of,
+    reference,
+    stem_of,
+)
+from uma_trio.library.stores import Found, NoSuchModel, model_file, models_here
 from uma_trio.models import bundled_model
 
 REPO = "owner/tiny-GGUF"
 NAME = "tiny-Q4_K_M.gguf"
-SECRET = "of nobody"  # noqa: S105 - it opens nothing
 
 
 def noise(n: int, seed: int = 1) -> bytes:
@@ -55,22 +56,32 @@ def there() -> Iterator[Mirror]:
 
 @pytest.fixture
 def home(tmp_path: Path, there: Mirror, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home, in which commands look."""
+    """An empty home, in which commands look. Nothing is waited for between two attempts."""
     for name in ("LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("XDG_CACHE_HOME", "OLLAMA_MODELS", "XDG_CONFIG_HOME"):
+    for name in ("XDG_CACHE_HOME", "OLLAMA_MODELS", "XDG_CONFIG_HOME", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("HF_ENDPOINT", there.url)
+    endpoint_is(there.url, monkeypatch)
+    monkeypatch.setattr(file_download.time, "sleep", lambda _: None)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
     return tmp_path
 
 
-def fetch(there: Mirror, cache: Path, quant: str = "", token: str = "") -> Path:
-    """Fetch without waiting between attempts."""
-    hub = Hub(there.url, token)
-    wanted = choose(hub.files(REPO), quant, projector=True)
-    kept = CachedRepository.of(cache, REPO)
-    return Download(hub, REPO, kept, lambda *_: None, lambda _: None).fetch(wanted)
+def endpoint_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set HF_ENDPOINT, which the library reads when it is imported."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+
+
+def fetch(there: Mirror, cache: Path, quant: str = "") -> Path:
+    """Download as `pull` does."""
+    asked = Reference(REPO, quant)
+    listing = hub.list_files(asked)
+    selection = hub.select(listing.files, quant)
+    return hub.download(asked, listing.commit, selection, cache, lambda *_: None)
 
 
 def listed(cache: Path) -> list[str]:
@@ -78,169 +89,174 @@ def listed(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.rglob("snapshots/*/**/*") if not path.is_dir())
 
 
-# --- fetching ---
+# --- downloading ---
 
 
-def test_a_model_arrives_whole_in_the_hubs_own_layout(there: Mirror, tmp_path: Path) -> None:
+def test_a_model_arrives_whole_in_the_hubs_own_layout(there: Mirror, home: Path) -> None:
     """Every program that reads this cache finds it."""
-    path = fetch(there, tmp_path)
+    path = fetch(there, home)
     assert path.read_bytes() == there.files[NAME]
-    folder = tmp_path / "models--owner--tiny-GGUF"
+    folder = home / "models--owner--tiny-GGUF"
     assert path == folder / "snapshots" / COMMIT / NAME
     assert path.resolve() == folder / "blobs" / there.digest(NAME)
-    assert os.readlink(path) == f"../../blobs/{there.digest(NAME)}"
     assert (folder / "refs" / "main").read_text() == COMMIT
 
 
-def test_what_is_there_is_not_fetched_again(there: Mirror, tmp_path: Path) -> None:
+def test_what_is_there_is_not_downloaded_again(there: Mirror, home: Path) -> None:
     """The second pull asks for no file."""
-    fetch(there, tmp_path)
-    before = len([each for each in there.asked if each[0] == "GET"])
-    fetch(there, tmp_path)
-    assert len([each for each in there.asked if each[0] == "GET"]) == before + 1
+    fetch(there, home)
+    before = len(there.fetched)
+    fetch(there, home)
+    assert len(there.fetched) == before
 
 
-def test_a_fetch_that_is_cut_goes_on_where_it_ended(there: Mirror, tmp_path: Path) -> None:
+def test_a_download_that_is_cut_resumes(there: Mirror, home: Path) -> None:
     """Cut twice, it asks for the rest twice."""
     there.cuts = [1_200_000, 700_000]
-    assert fetch(there, tmp_path).read_bytes() == there.files[NAME]
+    assert fetch(there, home).read_bytes() == there.files[NAME]
     assert there.ranges == ["bytes=1200000-", "bytes=1900000-"]
 
 
 def test_a_server_that_does_not_resume_is_asked_from_the_beginning(
-    there: Mirror, tmp_path: Path
+    there: Mirror, home: Path
 ) -> None:
     """Its answer to a range is the whole file."""
     there.cuts, there.resumes = [1_000_000], False
-    assert fetch(there, tmp_path).read_bytes() == there.files[NAME]
+    assert fetch(there, home).read_bytes() == there.files[NAME]
 
 
-def test_a_server_that_neither_resumes_nor_ends_is_given_up(there: Mirror, tmp_path: Path) -> None:
-    """Bytes that came before are no progress: each attempt is cut at the same place."""
-    there.cuts, there.resumes = [1_000_000] * 30, False
-    with pytest.raises(PullFailed, match="does not come"):
-        fetch(there, tmp_path)
-    assert len(there.cuts) > 10
-
-
-def test_a_token_does_not_follow_to_another_protocol_of_the_host() -> None:
-    """Whoever reads the network would have it."""
-    hub = Hub("https://hub.test", SECRET)
-    assert hub._request("https://hub.test/a").get_header("Authorization") == f"Bearer {SECRET}"
-    assert hub._request("http://hub.test/a").get_header("Authorization") is None
-    asked = urllib.request.Request("https://hub.test/a", headers={"Authorization": SECRET})
-    for url, has_key in (("https://HUB.test/b", True), ("http://hub.test/b", False)):
-        following = _Redirects().redirect_request(asked, io.BytesIO(), 302, "", Message(), url)
-        assert following is not None
-        assert following.has_header("Authorization") == has_key
-
-
-def test_a_wrong_byte_is_fetched_anew_once(there: Mirror, tmp_path: Path) -> None:
+def test_a_wrong_byte_is_downloaded_again_once(there: Mirror, home: Path) -> None:
     """The mirror's disk had a bad moment."""
     there.wrong = 1
-    assert fetch(there, tmp_path).read_bytes() == there.files[NAME]
+    assert fetch(there, home).read_bytes() == there.files[NAME]
 
 
-def test_wrong_bytes_twice_leave_nothing(there: Mirror, tmp_path: Path) -> None:
-    """Neither a listed file nor a part that a later pull would go on from."""
+def test_wrong_bytes_twice_leave_nothing(there: Mirror, home: Path) -> None:
+    """Neither a listed file nor a part that a later pull would resume."""
     there.wrong = 2
-    with pytest.raises(PullFailed, match="other bytes than the hub says, twice"):
-        fetch(there, tmp_path)
-    assert listed(tmp_path) == []
-    assert list(tmp_path.rglob("*.incomplete")) == []
+    with pytest.raises(PullFailed, match="other bytes than the hub lists, twice"):
+        fetch(there, home)
+    assert listed(home) == []
+    assert [path for path in home.rglob("blobs/*") if path.is_file()] == []
 
 
 def test_a_server_that_is_silent_is_given_up_and_its_bytes_are_kept(
-    there: Mirror, tmp_path: Path
+    there: Mirror, home: Path
 ) -> None:
     """After some attempts in a row without a byte."""
     there.cuts = [1_000_000, *[0] * 10]
-    with pytest.raises(PullFailed, match="what is there is kept"):
-        fetch(there, tmp_path)
-    assert listed(tmp_path) == []
-    (kept,) = tmp_path.rglob("*.incomplete")
+    with pytest.raises(PullFailed, match=r"what is present of .* is kept"):
+        fetch(there, home)
+    assert listed(home) == []
+    (kept,) = home.rglob("*.incomplete")
     assert kept.stat().st_size == 1_000_000
+    there.cuts = []
+    assert fetch(there, home).read_bytes() == there.files[NAME]
+    assert there.ranges[-1] == "bytes=1000000-"
 
 
-def test_the_parts_of_a_split_model_come_to_light_together(tmp_path: Path) -> None:
+def test_the_parts_of_a_split_model_appear_together(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No program must load a model that lacks its second part."""
     parts = {f"m-Q8_0-0000{k}-of-00002.gguf": noise(4000, k) for k in (1, 2)}
     with mirror(parts) as there:
+        endpoint_is(there.url, monkeypatch)
         there.cuts = [4000, 10, *[0] * 10]
         with pytest.raises(PullFailed):
-            fetch(there, tmp_path)
-        assert listed(tmp_path) == []
+            fetch(there, home)
+        assert listed(home) == []
         there.cuts = []
-        assert fetch(there, tmp_path).name == "m-Q8_0-00001-of-00002.gguf"
-    assert listed(tmp_path) == [*parts]
+        assert fetch(there, home).name == "m-Q8_0-00001-of-00002.gguf"
+    assert listed(home) == [*parts]
 
 
 def test_a_redirect_to_another_host_does_not_take_the_token_along(
-    there: Mirror, tmp_path: Path
+    there: Mirror, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub keeps its files at others' hosts."""
+    monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
     with mirror(there.files) as other:
-        there.elsewhere = other.url
-        fetch(there, tmp_path, token=SECRET)
-        assert {key for *_, key in there.asked} == {f"Bearer {SECRET}"}
-        assert [key for *_, key in other.asked] == [None]
+        there.elsewhere = other.url.replace("127.0.0.1", "localhost")
+        fetch(there, home)
+        assert {key for *_, key in there.asked} == {"Bearer hf_of_nobody"}
+        assert {key for *_, key in other.asked} == {None}
 
 
 def test_no_room_is_said_before_the_first_byte(
-    there: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: Mirror, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what is needed and what there is."""
     usage = type("Usage", (), {"free": 1_000_000})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    with pytest.raises(PullFailed, match=r"0\.0 GB are to be fetched and the disk of .* free"):
-        fetch(there, tmp_path)
-    assert not [each for each in there.asked if each[:2] == ("GET", f"/{REPO}/resolve/main/{NAME}")]
+    with pytest.raises(PullFailed, match=r"0\.0 GB are to be downloaded and the disk of .* free"):
+        fetch(there, home)
+    assert there.fetched == []
 
 
-@pytest.mark.parametrize("status", [401, 404, 500])
-def test_a_refusal_of_the_hub_is_a_sentence(there: Mirror, tmp_path: Path, status: int) -> None:
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
+def test_a_refusal_of_the_hub_is_a_sentence(there: Mirror, home: Path, status: int) -> None:
     """It says what to do."""
     there.status = status
     with pytest.raises(PullFailed, match=r"HF_TOKEN|check the name|try again later"):
-        fetch(there, tmp_path)
+        fetch(there, home)
+
+
+def test_without_a_network_it_says_so(
+    there: Mirror, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that HF_HUB_OFFLINE forbids it."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(PullFailed, match="HF_HUB_OFFLINE is set"):
+        fetch(there, home)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    endpoint_is("http://127.0.0.1:9", monkeypatch)
+    with pytest.raises(PullFailed, match=r"127\.0\.0\.1:9 cannot be reached: .* HF_ENDPOINT"):
+        fetch(there, home)
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        {"path": "../../x.gguf", "size": 1},
-        {"path": "/etc/x.gguf", "size": 1},
-        {"path": "x.gguf", "size": 1, "lfs": {"oid": "../../../etc/passwd", "size": 1}},
-        {"path": "x.gguf", "size": -1},
+        {"rfilename": "../../x.gguf", "size": 1},
+        {"rfilename": "/etc/x.gguf", "size": 1},
+        {
+            "rfilename": "x.gguf",
+            "size": 1,
+            "lfs": {"sha256": "../../../etc/passwd", "size": 1, "pointerSize": 1},
+        },
+        {"rfilename": "x.gguf", "size": -1},
         {"size": 1},
     ],
 )
 def test_a_list_that_leads_out_of_the_cache_is_refused(
-    tmp_path: Path, entry: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    home: Path, entry: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mirror is not to be trusted with paths."""
     with mirror({}) as there:
-        monkeypatch.setattr(there, "tree", lambda: [entry])
+        endpoint_is(there.url, monkeypatch)
+        monkeypatch.setattr(there, "siblings", lambda: [entry])
         with pytest.raises(PullFailed):
-            fetch(there, tmp_path)
-    assert list(tmp_path.rglob("*.gguf")) == []
+            fetch(there, home)
+    assert list(home.rglob("*.gguf")) == []
 
 
-def test_pull_killed_at_40_percent_resumes(there: Mirror, home: Path) -> None:
+def test_pull_that_is_killed_resumes(there: Mirror, home: Path) -> None:
     """The next process asks for the rest alone, and the whole is right."""
     command = [sys.executable, "-m", "uma_trio", "pull", REPO]
-    there.files[NAME] = noise(20_000_000)
-    there.cuts = [8_000_000]
+    there.files[NAME] = noise(30_000_000)
+    there.cuts = [25_000_000]  # two of the library's chunks of 10 MiB are written
     there.cuts += [0] * 50  # after which it waits and tries again, until it is killed
-    with subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.DEVNULL) as running:
-        while len([each for each in there.asked if each[2]]) < 1:
+    env = {**os.environ, "HF_ENDPOINT": there.url}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as running:
+        while not there.ranges:
             assert running.poll() is None
         running.send_signal(signal.SIGKILL)
     assert listed(home) == []
     there.cuts, there.asked = [], []
-    done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=True)
-    assert there.ranges == ["bytes=8000000-"]
-    assert f"uma-trio serve --model {REPO}:Q4_K_M" in done.stdout
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert there.ranges == ["bytes=20971520-"]
+    assert f"uma_trio serve --model {REPO}:Q4_K_M" in done.stdout, "as it was called"
     assert listed(home) == [NAME]
 
 
@@ -259,7 +275,7 @@ def test_a_name_that_is_no_repository_is_refused(capsys: pytest.CaptureFixture[s
     assert "write owner/repo or owner/repo:QUANT" in capsys.readouterr().err
 
 
-# --- choosing ---
+# --- selecting ---
 
 
 def file(path: str, size: int = 1) -> HubFile:
@@ -268,25 +284,17 @@ def file(path: str, size: int = 1) -> HubFile:
 
 
 def test_without_a_quantisation_the_usual_one_is_taken() -> None:
-    """Q4_K_M, else Q8_0, else the first."""
-    names = ["m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
-    assert choose(map(file, names), "", projector=False).quant == "Q4_K_M"
-    assert choose(map(file, names[::2]), "", projector=False).quant == "Q8_0"
-    assert choose(map(file, names[:1]), "", projector=False).quant == "Q2_K"
-
-
-def test_the_projector_with_the_nearest_bits_comes_along() -> None:
-    """Unless it is not wanted."""
-    names = ["m-Q8_0.gguf", "mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf"]
-    both = choose(map(file, names), "", projector=True)
-    assert [each.path for each in both.files] == ["m-Q8_0.gguf", "mmproj-m-Q8_0.gguf"]
-    assert len(choose(map(file, names), "", projector=False).files) == 1
+    """Q4_K_M, else Q8_0, else the first; never a projector."""
+    names = ["m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "a-mmproj-m-F16.gguf"]
+    assert select(map(file, names), "").quant == "Q4_K_M"
+    assert select(map(file, names[::2]), "").quant == "Q8_0"
+    assert select(map(file, [names[0], names[3]]), "").quant == "Q2_K"
 
 
 def test_a_split_model_without_one_of_its_parts_is_refused() -> None:
-    """It would be fetched for nothing."""
+    """It would be downloaded for nothing."""
     with pytest.raises(PullFailed, match="1 of the 2 parts"):
-        choose([file("m-Q8_0-00001-of-00002.gguf")], "", projector=False)
+        select([file("m-Q8_0-00001-of-00002.gguf")], "")
 
 
 @pytest.mark.parametrize(
@@ -362,7 +370,7 @@ def test_the_file_of_an_address_is_chosen() -> None:
     names += [f"BF16/m-BF16-0000{n}-of-00002.gguf" for n in (1, 2)]
 
     def chosen(path: str, quant: str = "") -> list[str]:
-        found = choose(map(file, names), quant, projector=False, path=path)
+        found = select(map(file, names), quant, path)
         return [each.path for each in found.files]
 
     assert chosen("m-Q8_0.gguf") == ["m-Q8_0.gguf"]
@@ -394,53 +402,18 @@ def test_a_revision_is_fetched_as_that(there: Mirror, home: Path) -> None:
     assert sorted(path.name for path in home.rglob("refs/**/*") if path.is_file()) == ["3"]
 
 
-# --- the token ---
-
-
-def token(home: Path, *env: str) -> str:
-    """Return the token that is sent with these variables, in this home."""
-    return Hub.of(dict(each.split("=", 1) for each in env), home)._token
-
-
-def test_the_token_is_that_of_the_hubs_own_tools(tmp_path: Path) -> None:
-    """A variable, a file that one names, the folder that one names, or what `hf auth login` left."""
-    assert token(tmp_path) == ""
-    for folder in (".cache/huggingface", "hf", "xdg/huggingface"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "token").write_text(f"hf_{folder[:3]}\n")
-    (tmp_path / "mine").write_text("hf_mine")
-    assert token(tmp_path) == "hf_.ca"
-    assert token(tmp_path, f"XDG_CACHE_HOME={tmp_path / 'xdg'}") == "hf_xdg"
-    assert token(tmp_path, "HF_HOME=~/hf", "XDG_CACHE_HOME=/none") == "hf_hf"
-    assert token(tmp_path, f"HF_TOKEN_PATH={tmp_path / 'mine'}", "HF_HOME=~/hf") == "hf_mine"
-    assert token(tmp_path, "HUGGING_FACE_HUB_TOKEN=hf_old") == "hf_old"
-    assert token(tmp_path, "HF_TOKEN= hf_env\n", "HUGGING_FACE_HUB_TOKEN=hf_old") == "hf_env"
-    assert token(tmp_path, "HF_HUB_DISABLE_IMPLICIT_TOKEN=1") == ""
-    assert token(tmp_path, f"HF_TOKEN_PATH={tmp_path / 'none'}") == ""
-    (tmp_path / "mine").write_bytes(b"\xff\xfe")
-    assert token(tmp_path, f"HF_TOKEN_PATH={tmp_path / 'mine'}") == ""
-
-
-def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
-    """It would end the head of a request."""
-    with pytest.raises(PullFailed, match="HF_TOKEN holds no token"):
-        token(tmp_path, "HF_TOKEN=hf_a\nX: y")
-
-
-def test_pull_sends_the_token_of_a_login(
-    there: Mirror, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that the hub does not take is named by its file."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "HF_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
+def test_pull_sends_the_token_of_a_login(there: Mirror, home: Path) -> None:
+    """As the hub's own tools do; a refusal says how to log in."""
     kept = home / ".cache" / "huggingface" / "token"
     kept.parent.mkdir(parents=True)
     kept.write_text("hf_login")
-    assert pull(REPO) == 0
+    command = [sys.executable, "-m", "uma_trio", "pull", REPO]
+    env = {**os.environ, "HF_ENDPOINT": there.url}
+    subprocess.run(command, env=env, capture_output=True, check=True)
     assert {key for _, _, _, key in there.asked} == {"Bearer hf_login"}
     there.status = 401
-    assert pull(REPO) == 2
-    assert str(kept) in capsys.readouterr().err.replace("\n", "")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "hf auth login" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -503,11 +476,12 @@ def ollama(store: Path, name: str, tag: str, digest: str | None = None) -> None:
 
 def test_the_stores_of_four_programs_are_read_where_they_lie(tmp_path: Path) -> None:
     """Each model has the name that its program gives it."""
-    hub = CachedRepository.of(cache_folder({}, tmp_path), "owner/tiny-GGUF")
-    hub.blob("b").parent.mkdir(parents=True)
-    hub.blob("b").write_bytes(bundled_model().read_bytes())
-    hub.put(COMMIT, "tiny-Q4_K_M.gguf", "b")
-    hub.set_ref("main", COMMIT)
+    in_cache(
+        tmp_path / ".cache/huggingface/hub",
+        COMMIT,
+        "tiny-Q4_K_M.gguf",
+        bundled_model().read_bytes(),
+    )
     ollama(tmp_path / ".ollama" / "models", "qwen2.5", "7b")
     model_at(tmp_path / ".lmstudio" / "models" / "pub" / "repo" / "m-Q8_0.gguf")
     model_at(tmp_path / "mine" / "own.gguf")
@@ -527,17 +501,27 @@ def test_the_stores_of_four_programs_are_read_where_they_lie(tmp_path: Path) -> 
     assert rows_of(found[:1], load({}, {}), 1 << 20)[0].fits is False
 
 
+def in_cache(cache: Path, commit: str, name: str, text: bytes) -> Path:
+    """Put a file where the hub's tools would, at the current commit."""
+    folder = cache / "models--owner--tiny-GGUF"
+    blob = folder / "blobs" / hashlib.sha256(text).hexdigest()
+    place = folder / "snapshots" / commit / name
+    for path in (blob, place, folder / "refs" / "main"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(text)
+    place.symlink_to(os.path.relpath(blob, place.parent))
+    (folder / "refs" / "main").write_text(commit)
+    return place
+
+
 def test_quantisations_of_earlier_commits_are_listed_too(tmp_path: Path) -> None:
     """A pull of another one at a later commit hides none; what both have is of the current one."""
-    cached = CachedRepository.of(tmp_path, REPO)
-    for name, text in (("1", b"GGUF1"), ("2", b"GGUF2"), ("3", b"GGUF3")):
-        cached.blob(name).parent.mkdir(parents=True, exist_ok=True)
-        cached.blob(name).write_bytes(text)
-    old = cached.put("aaa", NAME, "1")
-    other = cached.put("aaa", "tiny-Q8_0.gguf", "2")
-    current = cached.put("bbb", NAME, "3")
-    cached.set_ref("main", "bbb")
-    assert list(cached.files()) == [current, old, other]
+    old = in_cache(tmp_path, "aaa", NAME, b"GGUF1")
+    other = in_cache(tmp_path, "aaa", "tiny-Q8_0.gguf", b"GGUF2")
+    current = in_cache(tmp_path, "bbb", NAME, b"GGUF3")
+    found = models_here([], {"HF_HUB_CACHE": str(tmp_path)}, tmp_path)
+    assert [each.path for each in found] == [current, old, other]
+    assert [each.name for each in found][::2] == [f"{REPO}:Q4_K_M", f"{REPO}:Q8_0"]
 
 
 def test_one_file_is_listed_once(tmp_path: Path) -> None:
@@ -596,7 +580,8 @@ def test_models_in_json_have_their_paths(
     """For scripts."""
     model_at(home / "mine" / "own.gguf")
     assert models_verb(model_dir=(str(home / "mine"),), json=True) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    row, bundled = json.loads(capsys.readouterr().out)
+    assert bundled["name"] == "storyteller"
     assert row["path"] == str(home / "mine" / "own.gguf")
 
 

@@ -20,7 +20,7 @@ from uma_trio.backend import gguf_header, llama_probe
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.llama_probe import Untried, header, probing
-from uma_trio.cli.checks import check_computing
+from uma_trio.cli.doctor import check_computing
 from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
 
@@ -112,7 +112,7 @@ def test_what_asserts_only_while_it_computes_is_found(tmp_path: Path, epsilon: f
     estimate(config)
     with pytest.raises(ModelError, match=r"GGML_ASSERT\(eps >= 0.0f\) failed: the file is damaged"):
         try_computing(config)
-    (found,) = check_computing([config])
+    (found,) = check_computing(config)
     assert (found.weight, "GGML_ASSERT" in found.what) == ("blocks", True)
 
 

@@ -16,7 +16,7 @@ from test_refine import Door
 
 from uma_trio.app.wiring import engine_settings
 from uma_trio.backend.base import Traits
-from uma_trio.cli.check_running import judge_measured
+from uma_trio.cli.doctor import check_running
 from uma_trio.config.options import Config
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.outlet import Outlet
@@ -201,10 +201,10 @@ def test_where_the_kernel_does_not_tell_every_window_is_quiet() -> None:
 
 def test_doctor_says_that_a_daemons_table_is_one_of_a_busy_machine() -> None:
     """And nothing where it is not, or no daemon runs."""
-    (finding,) = judge_measured({"cost_others_share": 0.7})
+    (finding,) = check_running({"cost_others_share": 0.7})
     assert finding.what == in_words(0.7)
     assert finding.fix
-    assert judge_measured({"cost_others_share": 0.0}) == judge_measured({}) == []
+    assert [*check_running({"cost_others_share": 0.0}), *check_running({})] == []
 
 
 def test_what_was_timed_in_a_second_that_became_busy_is_not_believed() -> None:

@@ -411,9 +411,50 @@ def test_install_writes_the_units_and_starts_them(home: Path) -> None:
     written = sorted(path.name for path in (home / "config" / "systemd" / "user").iterdir())
     assert written == ["uma-trio-http.socket", SERVICE_UNIT, SOCKET_UNIT]
     assert (home / "told").read_text().splitlines() == [
+        "--user show-environment",
         "--user daemon-reload",
         f"--user enable --now {SOCKET_UNIT} uma-trio-http.socket {SERVICE_UNIT}",
     ]
+
+
+@pytest.mark.parametrize("tool", ["", "#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n"])
+def test_install_without_systemd_says_what_to_do_and_leaves_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: str
+) -> None:
+    """There is none, or it manages no services of this user."""
+    (home / "systemctl").unlink()
+    monkeypatch.setenv("PATH", str(home))
+    if tool:
+        (home / "systemctl").write_text(tool)
+        (home / "systemctl").chmod(0o755)
+    assert verb.service("install") == 2
+    told = capsys.readouterr()
+    assert "run --start" in told.err
+    assert ("connect to bus" in told.err) is bool(tool)
+    assert "Wrote" not in told.out
+    assert not (home / "config" / "systemd").exists()
+
+
+def log_of(home: Path, monkeypatch: pytest.MonkeyPatch, journal: str = "") -> int:
+    """Run `logs` where the journal has these entries."""
+    (home / "journalctl").write_text(f"#!/bin/sh\nprintf '%s' '{journal}'\n")
+    (home / "journalctl").chmod(0o755)
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    return verb.logs()
+
+
+def test_logs_are_those_of_the_daemon_that_a_client_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also beside a service whose journal is empty; it ends, as nothing says more."""
+    assert verb.service("install") == 0
+    assert log_of(home, monkeypatch) == 2
+    assert "There is no log" in capfd.readouterr().err
+    (home / "state" / "uma-trio" / "serve.log").write_text("uma-trio is ready\n")
+    assert log_of(home, monkeypatch) == 0
+    assert capfd.readouterr().out == "uma-trio is ready\n"
+    assert log_of(home, monkeypatch, "an entry of the service") == 0
+    assert capfd.readouterr().out == "an entry of the service"
 
 
 def test_uninstall_leaves_nothing(home: Path) -> None:

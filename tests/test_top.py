@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -18,13 +19,15 @@ from client_kit import client_of
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from rich.cells import cell_len
+from rich.console import Console
+from rich.screen import Screen
 from terminal_kit import Terminal
 from trio.testing import MockClock
 
 from uma_protocol import ItemInfo, MemoryInfo, ModelInfo, SessionInfo, Sessions, TickInfo
-from uma_trio.cli.top import picture, top
-from uma_trio.cli.top_terminal import split
-from uma_trio.cli.top_view import SORTS, Shown, columns, frame, spark
+from uma_trio.cli.top import document, keys_of, top
+from uma_trio.cli.top_view import SORTS, Shown, render, spark
 from uma_trio.client import ServerError
 
 HERE = Path(__file__).resolve().parent
@@ -62,6 +65,16 @@ def shown(*requests: SessionInfo, **more: Any) -> Shown:
     return Shown(found=found, figures=figures, **more)
 
 
+def frame(shown: Shown, width: int, height: int) -> list[str]:
+    """Return the lines that fill a window of this size."""
+    screen = Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None
+    )
+    with screen.capture() as captured:
+        screen.print(Screen(render(shown, height=height)))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
 def test_the_model_of_a_request_is_shown_where_there_are_several() -> None:
     """One model needs no column; an encoder is none that writes."""
     one = shown(info(1, model="storyteller"))
@@ -84,7 +97,7 @@ def test_a_picture_fits_its_window(width: int, height: int) -> None:
     for many.view in ("requests", "models", "story"):
         lines = frame(many, width, height)
         assert len(lines) <= height
-        assert all(columns(line) <= width for line in lines)
+        assert all(cell_len(line) <= width for line in lines)
     nobody = frame(Shown(message="cannot reach it " * 20), width, height)
     assert len(nobody) <= height
 
@@ -131,7 +144,7 @@ def test_the_figures_of_several_models_are_told_together() -> None:
         "2 of 6 taken",
     ):
         assert words in text
-    assert picture(several)["figures_of_models"]["code"]["tokens_generated_per_s"] == 10.0
+    assert document(several)["figures_of_models"]["code"]["tokens_generated_per_s"] == 10.0
     several.figures = {**chat, "models": {"chat": idle, "code": idle}}
     assert "nobody reads" in "\n".join(frame(several, 140, 24))
 
@@ -176,7 +189,7 @@ def test_a_line_of_bars_has_a_bar_for_each_value(values: list[float], width: int
 
 def test_keys_are_told_apart() -> None:
     """Arrows are sequences; what else comes in one read is letter by letter."""
-    assert split("\x1b[Ak\x1b[By\x1bOAq\x1b") == ["up", "k", "down", "y", "up", "q", "escape"]
+    assert keys_of("\x1b[Ak\x1b[By\x1bOAq\x1b") == ["up", "k", "down", "y", "up", "q", "escape"]
 
 
 @pytest.mark.parametrize("is_unicode", [True, False])
@@ -266,10 +279,10 @@ def test_it_is_used_at_a_terminal(tmp_path: Path) -> None:
             capture_output=True,
             check=True,
         )
-        document = json.loads(once.stdout)
-        assert document["schema"] == "uma-trio.top/1"
-        assert document["memory"]["cells_total"] > 0
-        assert document["ticks"]
+        printed = json.loads(once.stdout)
+        assert printed["schema"] == "uma-trio.top/1"
+        assert printed["memory"]["cells_total"] > 0
+        assert printed["ticks"]
         terminal.press("q")
         terminal.until("\x1b[?1049l")
         assert terminal.process.wait(20) == 0
@@ -292,7 +305,7 @@ def test_a_signal_gives_the_terminal_back(tmp_path: Path, number: int) -> None:
 
 def test_a_picture_for_programs_has_the_figures_of_the_daemon() -> None:
     """Under a name that changes with its form."""
-    document = picture(shown(info(7)))
-    assert document["figures"]["step_ms"] == 40.0
-    assert document["figures"]["interactive_p95_ms"] == 31.26
-    assert document["sessions"][0]["request"] == 7
+    found = document(shown(info(7)))
+    assert found["figures"]["step_ms"] == 40.0
+    assert found["figures"]["interactive_p95_ms"] == 31.26
+    assert found["sessions"][0]["request"] == 7

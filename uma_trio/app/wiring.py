@@ -28,8 +28,7 @@ from uma_trio.engine.cells import PrefixDisk
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.trace import TraceFile
-from uma_trio.library.naming import NoSuchModel, model_file
-from uma_trio.library.stores import models_here
+from uma_trio.library.stores import Found, NoSuchModel, model_file, models_here
 from uma_trio.models import bundled_model
 from uma_trio.observe import log
 from uma_trio.observe.catalogue import COLUMNS
@@ -491,11 +490,19 @@ def model_path(config: Config) -> Path:
         raise ModelError(f"{missing}; name a model with --model.") from None
 
 
+def found_models(config: Config) -> list[Found]:
+    """Return the models on this machine that may be named, the bundled one last."""
+    try:
+        bundled = bundled_model()
+    except FileNotFoundError:
+        bundled = None
+    return models_here(config.model_dir, os.environ, Path.home(), bundled)
+
+
 def named_model(config: Config, asked: Path) -> Path:
     """Return the file of a model that was asked for by its path or its name. Raises :class:`ModelError`."""
-    here = partial(models_here, config.model_dir, os.environ, Path.home())
     try:
-        return model_file(str(asked), here)
+        return model_file(str(asked), partial(found_models, config))
     except NoSuchModel as error:
         raise ModelError(str(error)) from None
 

@@ -3,17 +3,28 @@
 The annotations are evaluated here: parsers evaluate those that are text where a class inherits them.
 """
 
+import fcntl
+import os
+import stat
+import sys
+import termios
+from collections.abc import Sequence
 from functools import cached_property
+from json import loads
 from pathlib import Path
 from typing import Annotated, Any
 
 from attrs import fields_dict, frozen
 
-from uma_trio.cli.files import json_of, text_of
-from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import SocketFlag, StartFlag, WaitFlag
+from uma_trio.cli.parser import Parameter
 from uma_trio.config.errors import ConfigError
 from uma_trio.words import Awaits, Lane, Pace, Speculation
+
+STDIN = "-"
+"""The word that stands for standard input."""
+_BETWEEN = "\n\n"
+_TOOLS = '[{"name": ..., "description": ..., "parameters": a JSON Schema}, ...]'
 
 
 @frozen(kw_only=True)
@@ -172,6 +183,99 @@ class AnswerFlags:
         try:
             encode_request(Generate(id="-", **said, **self.parameters))
         except LocalProtocolError as error:
-            from uma_trio.cli.spoken import sentence
+            from uma_trio.cli.attempt import sentence
 
             raise ConfigError(f"{sentence(error)} See --help.") from error
+
+
+def prompt_of(words: Sequence[str], given: str | None) -> str:
+    """Return the prompt: `given`, the words, or standard input where there are none.
+
+    The first word ``-`` is replaced by standard input, as a paragraph of its own. Without it the
+    words are all: in a shell's loop over the lines of a file standard input is that file.
+
+    Raises:
+        ConfigError: some of it is not UTF-8 text.
+    """
+    if given is not None:
+        return _text(given)
+    if not words:
+        return _standard_input()
+    if STDIN not in words:
+        return _text(" ".join(words))
+    at = words.index(STDIN)
+    before, after = (_text(" ".join(some)) for some in (words[:at], words[at + 1 :]))
+    return _BETWEEN.join(part for part in (before, _standard_input(), after) if part)
+
+
+def left_unread() -> bool:
+    """Whether somebody piped text in that is in no prompt. A terminal's keys are not meant."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+        if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+            return False
+        waiting = fcntl.ioctl(sys.stdin.fileno(), termios.FIONREAD, b"\0" * 4)
+    except (OSError, ValueError):
+        return False
+    return any(waiting)
+
+
+def _standard_input() -> str:
+    if sys.stdin.isatty():
+        return ""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"Standard input is not UTF-8 text (byte {error.start}); convert it first."
+        raise ConfigError(message) from error
+    return text.removesuffix("\n")
+
+
+def _text(typed: str) -> str:
+    """Return `typed`. The shell's bytes that are not UTF-8 come as halves of surrogate pairs."""
+    try:
+        typed.encode()
+    except UnicodeEncodeError as error:
+        message = f"The prompt is not UTF-8 text (character {error.start}); convert it first."
+        raise ConfigError(message) from error
+    return typed
+
+
+def text_of(file: Path) -> str:
+    """Return what a file says. Raises :class:`ConfigError`."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from error
+
+
+def json_of(file: Path) -> Any:
+    """Return the JSON value in a file. Raises :class:`ConfigError`."""
+    text = text_of(file)
+    try:
+        return loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+
+
+def tools_of(file: Path) -> tuple[dict[str, Any], ...]:
+    """Return the tools in a file: a list of functions, by themselves or as OpenAI's API has them.
+
+    Raises :class:`ConfigError`.
+    """
+    found = json_of(file)
+    if not isinstance(found, list) or not found:
+        raise ConfigError(f"{file} is not a list of tools: write {_TOOLS}")
+    return tuple(_tool(file, place, tool) for place, tool in enumerate(found))
+
+
+def _tool(file: Path, place: int, tool: Any) -> dict[str, Any]:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ConfigError(
+            f"{file}: [{place}] is not a function with a name: write it as in {_TOOLS}"
+        )
+    names = ("name", "description", "parameters", "strict")
+    return {name: function[name] for name in names if function.get(name) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,9 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attrs import evolve, field, mutable
 
 from uma_trio.cli.answer_flags import AnswerFlags
-from uma_trio.cli.attempt import run_when_served, starter
-from uma_trio.cli.conversation import Conversation
-from uma_trio.cli.flags import Parameter
+from uma_trio.cli.attempt import run_when_served, sentence, starter
 from uma_trio.cli.output import (
     OK,
     UNREACHABLE,
@@ -27,8 +26,8 @@ from uma_trio.cli.output import (
     leaves,
     socket_path,
 )
-from uma_trio.cli.waiting import WaitLine
-from uma_trio.cli.wrapped import Wrapped
+from uma_trio.cli.parser import FIELDS, Parameter
+from uma_trio.cli.printer import WaitLine
 from uma_trio.words import harmless
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ _LABEL = "uma-trio chat"
 
 def chat(
     *,
-    asking: Annotated[AnswerFlags, Parameter(name="*")] = _NOTHING,
+    asking: Annotated[AnswerFlags, Parameter(name=FIELDS)] = _NOTHING,
     stats: Annotated[
         bool, Parameter(help="Show tokens/s and the cached share after each answer.", negative="")
     ] = False,
@@ -242,7 +241,6 @@ def _run(
 ) -> Any:
     """Run something on trio; what the daemon refuses, or that there is none, comes back as a text."""
     from uma_protocol import ProtocolError
-    from uma_trio.cli.spoken import sentence
     from uma_trio.client import ConnectionFailed, ServerError
 
     try:
@@ -399,3 +397,153 @@ def _cells() -> Callable[[str], int]:
 def _say(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+Turn = tuple[str, str]  # role, content
+
+
+class Conversation:
+    """The turns so far, with at most one system message before them."""
+
+    def __init__(self, system: str = "") -> None:
+        self.system = system
+        self.turns: list[Turn] = []
+
+    @property
+    def messages(self) -> list[Turn]:
+        """What the model is sent."""
+        return [("system", self.system), *self.turns] if self.system else list(self.turns)
+
+    def ask(self, text: str) -> None:
+        """Add a question. One that got no answer is replaced, since templates want turns to alternate."""
+        if self.turns and self.turns[-1][0] == "user":
+            self.turns.pop()
+        self.turns.append(("user", text))
+
+    def answered(self, text: str) -> None:
+        """Add an answer, or what has come of it; an empty one leaves the question open."""
+        if text:
+            self.turns.append(("assistant", text))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the latest turn is an answer, which could be continued."""
+        return bool(self.turns) and self.turns[-1][0] == "assistant"
+
+    def continued(self, text: str) -> None:
+        """Add to the latest answer."""
+        role, content = self.turns[-1]
+        self.turns[-1] = (role, content + text)
+
+    def again(self) -> bool:
+        """Take back what answers the latest question; False, and nothing else, if there is no question."""
+        asked = [n for n, (role, _) in enumerate(self.turns) if role == "user"]
+        if asked:
+            del self.turns[asked[-1] + 1 :]
+        return bool(asked)
+
+    def clear(self) -> None:
+        """Forget every turn, and keep the system message."""
+        self.turns.clear()
+
+    def save(self, path: Path) -> None:
+        """Write the conversation: messages as JSON, or as Markdown if the name ends in .md.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if path.suffix.lower() == ".md":
+            text = "".join(f"## {role}\n\n{content}\n\n" for role, content in self.messages)
+        else:
+            said = [{"role": role, "content": content} for role, content in self.messages]
+            text = json.dumps(said, ensure_ascii=False, indent=1) + "\n"
+        path.write_text(text, encoding="utf-8")
+
+    def load(self, path: Path) -> None:
+        """Take up a conversation that :meth:`save` wrote as JSON.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is none; the conversation is unchanged.
+        """
+        said = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            turns = [(str(turn["role"]), str(turn["content"])) for turn in said]
+        except (TypeError, KeyError):
+            raise ValueError("a list of objects with role and content is expected") from None
+        if any(role not in ("system", "user", "assistant") for role, _ in turns):
+            raise ValueError("a role is system, user or assistant")
+        self.system = turns[0][1] if turns and turns[0][0] == "system" else ""
+        self.turns = [turn for turn in turns if turn[0] != "system"]
+
+
+_FENCE = "```"
+
+
+class Wrapped:
+    """Writes pieces at once; a word that does not fit is taken back and written on the next line.
+
+    Lines between fences of code are left as they are. `width` is asked again for each piece, because a window
+    changes its size; `cells` is how many columns a text takes.
+    """
+
+    def __init__(
+        self, write: Callable[[str], object], width: Callable[[], int], cells: Callable[[str], int]
+    ) -> None:
+        self._write = write
+        self._width = width
+        self._cells = cells
+        self._line = ""  # the line of the text, as far as it has come
+        self._column = 0
+        self._word = ""
+        self._in_code = False
+
+    def put(self, text: str) -> None:
+        """Show the next piece."""
+        width = max(20, self._width())
+        for character in text:
+            if character == "\n":
+                self._end_line()
+            elif character.isspace():
+                self._space(character, width)
+            else:
+                self._letter(character, width)
+
+    def end(self) -> None:
+        """End the line if it has begun."""
+        if self._column or self._line:
+            self._end_line()
+        self._in_code = False
+
+    def _end_line(self) -> None:
+        if self._line.lstrip().startswith(_FENCE):
+            self._in_code = not self._in_code
+        self._write("\n")
+        self._line = self._word = ""
+        self._column = 0
+
+    def _space(self, character: str, width: int) -> None:
+        self._line += character
+        self._word = ""
+        if self._in_code or self._column + 1 < width:
+            self._write(character)
+            self._column += 1
+        elif self._column:  # the margin stands for the space
+            self._write("\n")
+            self._column = 0
+
+    def _letter(self, character: str, width: int) -> None:
+        self._line += character
+        size = self._cells(character)
+        if not self._in_code and self._column + size > width - 1:
+            begun = self._word if self._cells(self._word) < width - 2 else ""
+            back = self._cells(begun)
+            if back and back < self._column:
+                self._write(f"\x1b[{back}D\x1b[K\n{begun}")
+            else:
+                self._write("\n")
+                begun = ""
+            self._word, self._column = begun, self._cells(begun)
+        self._write(character)
+        self._word += character
+        self._column += size

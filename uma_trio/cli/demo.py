@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attrs import define, field
-from cyclopts import Parameter
 
-from uma_trio.cli.attempt import attempt
+from uma_trio.cli.attempt import attempt, wait_until_served
 from uma_trio.cli.output import OK, Trouble, console
-from uma_trio.cli.starting import wait_until_served
+from uma_trio.cli.parser import Parameter
 from uma_trio.words import duration, harmless
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _daemon(folder: Path, model: str | None) -> Iterator[Path]:
             start_new_session=True,
         )
     try:
-        wait_until_served(path, process, log)
+        wait_until_served(path, process.poll, log)
         sys.stdout.write(f"A daemon is ready after {time.monotonic() - started:.1f} s.\n")
         sys.stdout.flush()
         yield path

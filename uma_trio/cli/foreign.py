@@ -38,7 +38,10 @@ SERVE: Mapping[str, Meant] = _named(
     (
         ("-m --model-path", _MODEL),
         ("-hf -hfr --hf-repo -mu --model-url -hff --hf-file", _FETCH),
-        ("--port", Meant("--http", "the HTTP APIs are served on this port of this machine.")),
+        (
+            "--port --http-port",
+            Meant("--http", "the HTTP APIs are served on this port of this machine."),
+        ),
         ("--host", Meant("--http", "the address that HTTP is served on: HOST:PORT.")),
         (
             "-c --ctx-size --ctx --max-model-len --num-ctx",
@@ -109,7 +112,10 @@ RUN: Mapping[str, Meant] = {
     ),
 }
 
-TABLES: Mapping[str, Mapping[str, Meant]] = {"serve": SERVE, "run": RUN, "chat": CHAT}
+_WATCH = Meant("", "`uma-trio top` refreshes the picture; metrics has --watch.", takes_value=False)
+PS: Mapping[str, Meant] = _named((("--watch -w --follow -f", _WATCH),))
+
+TABLES: Mapping[str, Mapping[str, Meant]] = {"serve": SERVE, "run": RUN, "chat": CHAT, "ps": PS}
 
 
 def suggestion(verb: str, flag: str, arguments: Sequence[str]) -> str:
@@ -139,10 +145,10 @@ def model_hint(verb: str, words: Sequence[str]) -> str:
 
 def _translated(name: str, value: str, arguments: Sequence[str]) -> str:
     """Return the value for our flag; a host and a port are one address here."""
-    if name not in ("--host", "--port"):
+    if name not in ("--host", "--port", "--http-port"):
         return value
     host = value if name == "--host" else _value_of("--host", arguments)
-    port = value if name == "--port" else _value_of("--port", arguments)
+    port = _value_of("--port", arguments) if name == "--host" else value
     if not host:
         return port
     return f"[{host}]:{port or 'PORT'}" if ":" in host else f"{host}:{port or 'PORT'}"

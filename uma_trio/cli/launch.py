@@ -11,9 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NoReturn
 
-from cyclopts import Parameter
-
 from uma_trio.cli.output import UNREACHABLE, USAGE, complain
+from uma_trio.cli.parser import Parameter
 from uma_trio.config.errors import ConfigError
 from uma_trio.sockets.address import LOCALHOST, Address
 
@@ -26,9 +25,7 @@ _LOOPBACK = (LOCALHOST, "localhost", "::1")
 
 
 def launch(
-    *program: Annotated[
-        str, Parameter(help="The program to run, with its arguments.", allow_leading_hyphen=True)
-    ],
+    *program: Annotated[str, Parameter(help="The program to run, with its arguments.", rest=True)],
     http: Annotated[
         str | None,
         Parameter(

@@ -1,36 +1,54 @@
-"""`uma-trio models`: the models on this machine, and which of them fit."""
+"""`uma-trio models`, `list`, `show` and `rm`: the models on this machine, and which of them fit and are served."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from attrs import asdict, evolve, frozen
 
-from uma_trio.cli.flags import Parameter
-from uma_trio.cli.output import OK, console, print_json
+from uma_trio.cli.attempt import accepts, answer_of
+from uma_trio.cli.output import (
+    OK,
+    REFUSED,
+    USAGE,
+    JsonFlag,
+    SocketFlag,
+    Trouble,
+    complain,
+    console,
+    print_json,
+    say,
+    socket_path,
+)
+from uma_trio.cli.parser import Parameter
 from uma_trio.config import settings
 from uma_trio.config.hardware import physical_cores
 from uma_trio.config.options import Config
-from uma_trio.library.stores import Found, models_here
-from uma_trio.library.weights_names import quant_of
-from uma_trio.words import count, size
+from uma_trio.library.names import part_of, quant_of, stem_of
+from uma_trio.library.stores import Found, cache_folder, matching_models
+from uma_trio.words import count, harmless, nearest, size
 
 if TYPE_CHECKING:
+    from uma_protocol import ModelInfo
     from uma_trio.backend.needs import Estimate
 
     Estimating = Callable[[Config], Estimate]
 
+_OWNERS: Final = {"ollama": "`ollama rm`", "lmstudio": "LM Studio"}
+
 
 @frozen
 class Row:
-    """One model. `problem` says why it cannot be served; "" if nothing is known against it.
+    """One model. `problem` says why it cannot be served, "" if nothing is known against it.
 
-    `n_ctx_fits` is the largest context for which the free memory suffices, 0 if there is none.
+    `n_ctx_fits` is the largest context for which the free memory suffices, 0 if there is none. `served` is its
+    state in the running daemon.
     """
 
     name: str
@@ -43,37 +61,255 @@ class Row:
     fits: bool | None = None
     n_ctx_fits: int | None = None
     problem: str = ""
+    served: str = ""
+
+
+@frozen
+class Daemon:
+    """What the running daemon serves, and its settings (None unless it is this user's)."""
+
+    models: Sequence[ModelInfo] = ()
+    settings: Mapping[str, str] | None = None
+    is_ours: bool = True
+
+    def state_of(self, model: Found) -> str:
+        """Return the state of a model in the daemon, "" if it does not serve it."""
+        names = {model.name, model.path.stem, stem_of(model.path.name)}
+        return next((each.state for each in self.models if each.name in names), "")
+
+
+ModelDirFlag = Annotated[
+    tuple[str, ...],
+    Parameter(help="A further folder with GGUF files.", metavar="FOLDER"),
+]
 
 
 def models(
-    *,
-    model_dir: Annotated[
-        tuple[str, ...] | None,
-        Parameter(help="A further folder with GGUF files.", metavar="FOLDER", negative=""),
-    ] = None,
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    *, model_dir: ModelDirFlag = (), json: JsonFlag = False, socket: SocketFlag = None
 ) -> int:
-    """List the models on this machine: folders, Hugging Face's cache, Ollama, LM Studio.
+    """List the models on this machine: folders, Hugging Face's cache, Ollama, LM Studio, and the bundled one.
 
-    NEEDS is the memory at the daemon's --n-ctx: weights, KV cache, buffers. FITS is the largest --n-ctx for which the free
-    memory suffices, or what is wrong with the file. Each model is tried in a process of its own, which takes
-    about a second; what was found is kept until the file changes. Any NAME can be given to `uma-trio serve --model`.
+    SERVED is the state in the running daemon. NEEDS is the memory at the daemon's --n-ctx: weights, KV cache,
+    buffers. FITS is the largest context for which the free memory suffices, or what is wrong with the file. Each
+    model is tried in a process of its own, which takes about a second, and the result is stored. Any NAME can be
+    given to `uma-trio serve --model`.
     """
-    config = settings.load({"model_dir": model_dir})
-    rows = rows_of(models_here(config.model_dir, os.environ, Path.home()), config, _room())
+    daemon = daemon_at(socket_path(socket))
+    config = _config(daemon, model_dir)
+    found = _found(config)
+    rows = rows_of(found, config, _room(), served=daemon.state_of)
+    rows += _elsewhere(daemon, found)
     if json:
         print_json([asdict(row) for row in rows])
-    elif not rows:
-        console().print(
-            "There is no model here but the bundled one. Fetch one with `uma-trio pull owner/repo`."
-        )
-    else:
-        _table(rows, config)
+        return OK
+    _table(rows, config)
+    if all(row.source == "bundled" for row in rows):
+        say("Fetch another model with `uma-trio pull owner/repo`.")
     return OK
 
 
+def list_models(
+    *, model_dir: ModelDirFlag = (), json: JsonFlag = False, socket: SocketFlag = None
+) -> int:
+    """List the models on this machine: the same as `uma-trio models`."""
+    return models(model_dir=model_dir, json=json, socket=socket)
+
+
+_NameArgument = Annotated[str, Parameter(help="A name that `uma-trio models` lists.")]
+
+
+def show(
+    model: _NameArgument,
+    /,
+    *,
+    model_dir: ModelDirFlag = (),
+    json: JsonFlag = False,
+    socket: SocketFlag = None,
+) -> int:
+    """Describe one model: its file, what it needs, and its state in the running daemon."""
+    from uma_trio.backend.base import ModelError
+    from uma_trio.backend.gguf_header import read_header
+
+    daemon = daemon_at(socket_path(socket))
+    config = _config(daemon, model_dir)
+    try:
+        one = _named(model, _found(config))
+    except Trouble as trouble:
+        complain(str(trouble))
+        return REFUSED
+    (row,) = rows_of([one], config, _room(), served=daemon.state_of)
+    about = asdict(row)
+    try:
+        metadata = read_header(one.path).metadata
+        about |= {
+            "architecture": str(metadata.get("general.architecture", "")),
+            "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
+            "license": str(metadata.get("general.license", "")),
+        }
+    except ModelError:
+        pass  # the row has the problem
+    if json:
+        print_json(about)
+        return OK
+    shown = {
+        "name": row.name,
+        "file": row.path,
+        "kept by": row.source,
+        "size": size(row.size_bytes),
+        "quantisation": row.quant,
+        "architecture": about.get("architecture", ""),
+        "trained context": f"{row.n_ctx_train:,} tokens" if row.n_ctx_train else "",
+        "chat template": "yes" if about.get("chat_template") else "no",
+        "license": about.get("license", ""),
+        "memory": f"{size(row.needs_bytes)} at --n-ctx {config.n_ctx}" if row.needs_bytes else "",
+        "fits": row.problem or _fits(row),
+        "served": row.served or "no",
+    }
+    for name, value in shown.items():
+        if value:
+            console().print(f"{name + ':':<17}{harmless(str(value))}", soft_wrap=True)
+    return OK
+
+
+def remove(
+    model: _NameArgument,
+    /,
+    *,
+    yes: Annotated[bool, Parameter(help="Do not ask for a confirmation.", negative="")] = False,
+    model_dir: ModelDirFlag = (),
+    socket: SocketFlag = None,
+) -> int:
+    """Delete a model that `uma-trio pull` downloaded, or one in a model folder, after a confirmation.
+
+    For the user that runs the daemon. Models of other programs and the bundled one are not deleted, and neither is
+    a model that the daemon has loaded.
+    """
+    daemon = daemon_at(socket_path(socket))
+    config = _config(daemon, model_dir)
+    try:
+        one = _named(model, _found(config))
+        files = files_to_remove(one, cache_folder(os.environ, Path.home()), config.model_dir)
+        _check_removable(one, files, daemon)
+    except Trouble as trouble:
+        complain(str(trouble))
+        return REFUSED
+    total = size(sum(path.lstat().st_size for path in files))
+    if not yes and not _is_confirmed(f"Delete {one.name}: {', '.join(map(str, files))} ({total})?"):
+        return USAGE
+    try:
+        for path in files:
+            path.unlink()
+    except OSError as error:
+        complain(f"{error.filename} cannot be deleted: {error.strerror}.")
+        return REFUSED
+    say(f"Deleted {one.name}: {total} are free.")
+    return OK
+
+
+def files_to_remove(model: Found, cache: Path, folders: Iterable[Path]) -> list[Path]:
+    """Return the files of a model: its parts, and in the hub's cache the blobs that nothing else links to.
+
+    Raises:
+        Trouble: the model is bundled, belongs to another program, or is outside the model folders.
+    """
+    if model.source == "bundled":
+        raise Trouble(f"{model.name} is a part of this package and cannot be deleted.")
+    if model.source in _OWNERS:
+        raise Trouble(
+            f"{model.name} belongs to another program; delete it with {_OWNERS[model.source]}."
+        )
+    first = Path(os.path.abspath(model.path))
+    roots = [cache] if model.source == "hf" else [*folders]
+    if not any(first.is_relative_to(os.path.abspath(root)) for root in roots):
+        raise Trouble(f"{first} is in no model folder; delete it by hand.")
+    _, count_ = part_of(first.name)
+    stem = stem_of(first.name)
+    parts = [first]
+    if count_ > 1:
+        every = (
+            first.with_name(f"{stem}-{n:05}-of-{count_:05}.gguf") for n in range(1, count_ + 1)
+        )
+        parts = [path for path in every if os.path.lexists(path)]
+    if model.source != "hf":
+        return parts  # of a symbolic link, the link
+    repository = cache / first.relative_to(os.path.abspath(cache)).parts[0]
+    links = [path for path in (repository / "snapshots").rglob("*") if path.is_symlink()]
+    blobs = []
+    for part in parts:
+        blob = part.resolve()
+        others = [link for link in links if link not in parts and link.resolve() == blob]
+        if part.is_symlink() and not others and blob.is_relative_to(repository.resolve()):
+            blobs += [blob] if blob.is_file() else []
+    return [*parts, *blobs]
+
+
+def _check_removable(model: Found, files: Sequence[Path], daemon: Daemon) -> None:
+    if not daemon.is_ours:
+        raise Trouble("Another user runs the daemon here; only that user may delete models.")
+    if daemon.state_of(model) not in ("", "unloaded"):
+        raise Trouble(
+            f"The daemon has {model.name} loaded; unload it with `uma-trio stop {model.name}`, or stop the daemon."
+        )
+    uid = os.geteuid()
+    others = [path for path in files if path.lstat().st_uid != uid]
+    if others and uid:
+        raise Trouble(f"{others[0]} belongs to user {others[0].lstat().st_uid}, who may delete it.")
+
+
+def _is_confirmed(question: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        complain(f"{question} Give --yes.")
+        return False
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def daemon_at(path: Path) -> Daemon:
+    """Return what the daemon on a socket serves; nothing if none answers soon."""
+    if not accepts(path):
+        return Daemon()
+    found = answer_of(path, lambda client: client.overview())
+    if found is None:
+        return Daemon()
+    return Daemon(found.models, found.settings, is_ours=found.settings is not None)
+
+
+def _config(daemon: Daemon, model_dir: tuple[str, ...]) -> Config:
+    """Return the daemon's own settings, or those that one would start with."""
+    own = settings.load({"model_dir": model_dir or None})
+    if daemon.settings is None:
+        return own
+    running = settings.load(daemon.settings, env={})
+    folders = dict.fromkeys((*running.model_dir, *own.model_dir))
+    return evolve(running, model_dir=tuple(folders))
+
+
+def _found(config: Config) -> list[Found]:
+    from uma_trio.app.wiring import found_models
+
+    return found_models(config)
+
+
+def _named(name: str, found: Sequence[Found]) -> Found:
+    """Return the only model that a name means. Raises :class:`Trouble`."""
+    matching = matching_models(name, found)
+    exact = [model for model in matching if model.name.lower() == name.lower()]
+    if len(exact or matching) == 1:
+        return (exact or matching)[0]
+    if matching:
+        names = ", ".join(model.name for model in matching)
+        raise Trouble(f"{name} may mean {names}; name one of them.")
+    hint = nearest(name, [model.name for model in found], cutoff=0.5)
+    raise Trouble(f"There is no model {name!r} here{hint}; `uma-trio models` lists them.")
+
+
 def rows_of(
-    found: Sequence[Found], config: Config, room: int | None, estimate: Estimating | None = None
+    found: Sequence[Found],
+    config: Config,
+    room: int | None,
+    estimate: Estimating | None = None,
+    served: Callable[[Found], str] = lambda _: "",
 ) -> list[Row]:
     """Return what is known of each model, with `room` bytes of memory free.
 
@@ -81,9 +317,30 @@ def rows_of(
     """
     from uma_trio.app import wiring
 
-    row = partial(_row, config=config, room=room, estimate=estimate or wiring.estimate)
+    row = partial(
+        _row, config=config, room=room, estimate=estimate or wiring.estimate, served=served
+    )
     with ThreadPoolExecutor(max_workers=physical_cores()) as tries:
         return list(tries.map(row, found))
+
+
+def _elsewhere(daemon: Daemon, found: Sequence[Found]) -> list[Row]:
+    """Return the daemon's models that are in no folder, such as those named by their path."""
+    names = {
+        name for each in found for name in (each.name, each.path.stem, stem_of(each.path.name))
+    }
+    return [
+        Row(
+            harmless(each.name),
+            "the daemon",
+            "",
+            size_bytes=each.size_bytes,
+            n_ctx_train=each.n_ctx,
+            served=each.state,
+        )
+        for each in daemon.models
+        if each.name not in names
+    ]
 
 
 def _room() -> int | None:
@@ -92,11 +349,22 @@ def _room() -> int | None:
     return available_memory()
 
 
-def _row(model: Found, config: Config, room: int | None, estimate: Estimating) -> Row:
+def _row(
+    model: Found,
+    config: Config,
+    room: int | None,
+    estimate: Estimating,
+    served: Callable[[Found], str],
+) -> Row:
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
 
-    known: dict[str, Any] = {"name": model.name, "source": model.source, "path": str(model.path)}
+    known: dict[str, Any] = {
+        "name": model.name,
+        "source": model.source,
+        "path": str(model.path),
+        "served": served(model),
+    }
     try:
         header = read_header(model.path)
         known |= {
@@ -123,14 +391,17 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("CONTEXT", lambda row: count(row.n_ctx_train) if row.n_ctx_train else "-"),
     ("NEEDS", lambda row: size(row.needs_bytes) if row.needs_bytes else "-"),
     ("FITS", lambda row: row.problem or _fits(row)),
+    ("SERVED", lambda row: row.served or "-"),
 )
 
 
 def _fits(row: Row) -> str:
-    """Say up to which context a model fits."""
+    """Return up to which context a model fits."""
+    if row.served == "loaded":
+        return "yes"
     if row.n_ctx_fits is None:
         return "?"
-    return f"--n-ctx {row.n_ctx_fits}" if row.n_ctx_fits else "no"
+    return f"{row.n_ctx_fits:,} tokens" if row.n_ctx_fits else "no"
 
 
 def _table(rows: Sequence[Row], config: Config) -> None:
@@ -144,4 +415,4 @@ def _table(rows: Sequence[Row], config: Config) -> None:
     console().print(table)
     room = _room()
     if room is not None:
-        console().print(f"{size(room)} of memory are free; NEEDS is for --n-ctx {config.n_ctx}.")
+        say(f"{size(room)} of memory are free; NEEDS is for --n-ctx {config.n_ctx}.")

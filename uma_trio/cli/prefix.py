@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from uma_trio.cli.attempt import attempt
-from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
     OK,
     USAGE,
@@ -17,6 +16,7 @@ from uma_trio.cli.output import (
     print_json,
     socket_path,
 )
+from uma_trio.cli.parser import Parameter
 from uma_trio.words import harmless, several, size
 
 if TYPE_CHECKING:

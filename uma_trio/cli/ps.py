@@ -1,4 +1,4 @@
-"""`uma-trio ps`: the requests in progress, whose they are and how far they have come."""
+"""`uma-trio ps` and `uma-trio priority`: the requests in progress, and their lanes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from uma_trio.cli.attempt import attempt
-from uma_trio.cli.flags import Parameter
-from uma_trio.cli.output import OK, SocketFlag, WaitFlag, console, print_json, socket_path
-from uma_trio.cli.top_view import memory_in_words, writers
-from uma_trio.words import duration, harmless, size
+from uma_trio.cli.output import (
+    OK,
+    JsonFlag,
+    SocketFlag,
+    WaitFlag,
+    console,
+    print_json,
+    say,
+    socket_path,
+)
+from uma_trio.cli.parser import Parameter
+from uma_trio.cli.top_view import memory_in_words, model_in_words, writers
+from uma_trio.words import Lane, duration, harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,13 +28,34 @@ if TYPE_CHECKING:
 
 def ps(
     *,
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    json: JsonFlag = False,
     socket: SocketFlag = None,
     wait: WaitFlag = True,
 ) -> int:
     """Show the requests in progress, the KV cache and the models. JSON has the requests; see also `uma-trio top`."""
     path = socket_path(socket)
     return attempt(_ps, path, json, wait_at=path if wait else None)
+
+
+def priority(
+    request: Annotated[
+        int, Parameter(help="The daemon's handle of a request, as `uma-trio ps` shows it.")
+    ],
+    lane: Annotated[Lane, Parameter(help="The lane to move it to.")],
+    /,
+    *,
+    socket: SocketFlag = None,
+) -> int:
+    """Move a request to another lane."""
+    return attempt(_priority, socket_path(socket), request, lane)
+
+
+async def _priority(path: Path, request: int, lane: Lane) -> int:
+    from uma_trio.client import Client
+
+    await Client(path).set_priority(request, lane)
+    say(f"Request {request} is in the {lane} lane.")
+    return OK
 
 
 async def _ps(path: Path, as_json: bool) -> int:
@@ -47,21 +77,14 @@ async def _ps(path: Path, as_json: bool) -> int:
 
 
 def _rest(found: Sessions) -> Iterator[str]:
-    """Yield what is said below the requests: what they wait for, how full the memory is, and which models there are."""
+    """Yield the lines below the requests: what they wait for, memory, models."""
     for info in found.sessions:
         if info.waits:
             yield f"Request {info.request}: {harmless(info.waits)}"
     if (memory := found.memory) is not None:
         yield f"KV cache: {memory_in_words(memory)}"
     for model in found.models:
-        if model.state != "loaded":
-            share = f" {model.progress:.0%}" if model.progress else ""
-            yield f"Model {harmless(model.name)}: {model.state}{share}"
-            continue
-        yield (
-            f"Model {harmless(model.name)}: {model.state}, gives {model.gives}, {size(model.size_bytes)}, "
-            f"{model.n_ctx:,} tokens of context"
-        )
+        yield f"Model {harmless(model.name)}: {model_in_words(model)}"
 
 
 def _table(sessions: tuple[SessionInfo, ...], *, several_models: bool) -> None:
@@ -118,10 +141,10 @@ _COLUMNS = (
     ("AGE", "right"),
 )
 _ROOMY = 100  # columns in which every heading fits beside two names of eight characters
-_MODEL = (("MODEL", "left"),)  # only where there are several
-_AHEAD = (("AHEAD", "right"),)  # of what their readers are shown; only where somebody is
-_AWAITS = (("AWAITS", "left"),)  # only where somebody waits for the end of an answer
-_CHOICE = (("CHOICE", "right"),)  # only where a request has several answers
+_MODEL = (("MODEL", "left"),)  # only if there are several
+_AHEAD = (("AHEAD", "right"),)  # computed ahead of what readers are shown; only if any is
+_AWAITS = (("AWAITS", "left"),)  # only if a client waits for the end of an answer
+_CHOICE = (("CHOICE", "right"),)  # only if a request has several answers
 
 
 def _row(info: SessionInfo) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`uma-trio pull`: fetch a model from Hugging Face's hub into its cache."""
+"""`uma-trio pull`: download a model from Hugging Face's hub into its cache."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
-from cyclopts import Parameter
+from uma_trio.cli.output import OK, REFUSED, complain, console, say
+from uma_trio.cli.parser import Parameter
+from uma_trio.library.names import MAIN, PullFailed, reference
+from uma_trio.library.stores import cache_folder
+from uma_trio.words import several, size
 
-from uma_trio.cli.output import OK, REFUSED, complain, console
-from uma_trio.library.download import Download, Progress
-from uma_trio.library.hub import Hub, WantedFiles, choose
-from uma_trio.library.hub_cache import CachedRepository, cache_folder
-from uma_trio.library.reference import MAIN, PullFailed, reference
-from uma_trio.words import size
-
-_LINE_EACH_S = 10.0
+_LINE_EACH_S: Final = 10.0
 
 
 def pull(
@@ -28,61 +25,47 @@ def pull(
         str,
         Parameter(
             help="The repository, as owner/repo or owner/repo:QUANT, or the address of its page or of a file on the hub."
-            " Without QUANT: Q4_K_M, else Q8_0.",
-            show=True,
+            " Without QUANT: Q4_K_M, else Q8_0."
         ),
     ],
     /,
-    *,
-    mmproj: Annotated[
-        bool,
-        Parameter(help="Also fetch the model's projector for images.", negative="--no-mmproj"),
-    ] = True,
 ) -> int:
-    """Fetch a GGUF model from Hugging Face's hub, whole and checked.
+    """Download a GGUF model from Hugging Face's hub, and check its SHA-256.
 
-    A fetch that was cut goes on where it ended. The files go to the cache that the hub's own tools
-    use. Repositories that need a token get that of `hf auth login`. Environment: HF_ENDPOINT for a
-    mirror, HF_TOKEN, HF_TOKEN_PATH, HF_HOME, HF_HUB_CACHE.
+    An interrupted download resumes. The files go to the cache that the hub's own tools use. Repositories that
+    need a token get that of `hf auth login` or HF_TOKEN. The environment of those tools counts: HF_ENDPOINT for a
+    mirror, HF_HUB_CACHE, HF_HUB_OFFLINE, HTTPS_PROXY. Images are not supported, so projectors are not fetched.
     """
+    from uma_trio.library import hub
+
     try:
-        hub = Hub.of(os.environ, Path.home())
-        asked = reference(model, hub.endpoint)
-        files = hub.files(asked.repository, asked.revision)
-        wanted = choose(files, asked.quant, projector=mmproj, path=asked.path)
-        name = f"{asked.repository}:{wanted.quant}"
-        console().print(
-            f"{name}: {_parts(wanted)}, {size(wanted.n_bytes)}.{_against_memory(wanted)}"
-        )
-        cache = cache_folder(os.environ, Path.home())
-        with _shown() as progress:
-            repository = CachedRepository.of(cache, asked.repository)
-            download = Download(
-                hub, asked.repository, repository, progress, revision=asked.revision
-            )
-            path = download.fetch(wanted)
+        asked = reference(model, hub.endpoint())
+        listing = hub.list_files(asked)
+        selection = hub.select(listing.files, asked.quant, asked.path)
+        name = f"{asked.repository}:{selection.quant}"
+        about = f"{several(len(selection.files), 'file')}, {size(selection.n_bytes)}"
+        say(f"{name}: {about}.{_against_memory(selection.n_bytes)}")
+        with _progress() as progress:
+            cache = cache_folder(os.environ, Path.home())
+            path = hub.download(asked, listing.commit, selection, cache, progress)
     except PullFailed as failed:
         complain(f"Cannot pull {model}: {failed}.")
         return REFUSED
-    console().print(f"It is at {path}.", soft_wrap=True)
-    # A quantisation names no single file where several models are in one repository, or several revisions here.
+    say(f"It is at {path}.")
+    # The name is ambiguous if several models are in one repository, or several revisions here.
     served = shlex.quote(str(path)) if asked.path or asked.revision != MAIN else name
-    console().print(f"Serve it with: uma-trio serve --model {served}", soft_wrap=True)
+    say(f"Serve it with: uma-trio serve --model {served}")
     return OK
 
 
-def _parts(wanted: WantedFiles) -> str:
-    return "1 file" if len(wanted.files) == 1 else f"{len(wanted.files)} files"
-
-
-def _against_memory(wanted: WantedFiles) -> str:
+def _against_memory(n_bytes: int) -> str:
     """Return a sentence about this machine's memory, as far as the size of the files tells."""
     from uma_trio.backend.kv_memory import available_memory
 
     room = available_memory()
     if room is None:
         return ""
-    if room < wanted.n_bytes:
+    if room < n_bytes:
         return (
             f" This machine has {size(room)} of memory free: it will not fit; choose a smaller"
             " quantisation or model."
@@ -91,28 +74,28 @@ def _against_memory(wanted: WantedFiles) -> str:
 
 
 @contextmanager
-def _shown() -> Iterator[Progress]:
+def _progress() -> Iterator[Callable[[int, int], None]]:
     """Show a bar on a terminal, otherwise a line every ten seconds."""
     if sys.stderr.isatty():
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            Progress,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
-        from rich.progress import Progress as Bar
 
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Bar(*columns, console=console(stderr=True), transient=True) as bar:
-            task = bar.add_task("fetch", total=None)
-            yield lambda there, total: bar.update(task, completed=there, total=total)
+        with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+            task = bar.add_task("download", total=None)
+            yield lambda present, total: bar.update(task, completed=present, total=total)
         return
-    told = time.monotonic()
+    reported = time.monotonic()
 
-    def tell(there: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _LINE_EACH_S:
-            told = time.monotonic()
-            console(stderr=True).print(f"{size(there)} of {size(total)}")
+    def report(present: int, total: int) -> None:
+        nonlocal reported
+        if time.monotonic() - reported >= _LINE_EACH_S:
+            reported = time.monotonic()
+            complain(f"{size(present)} of {size(total)}")
 
-    yield tell
+    yield report

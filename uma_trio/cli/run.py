@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attrs import evolve, fields, frozen
 
-from uma_trio.cli.answer_flags import AnswerFlags
+from uma_trio.cli.answer_flags import STDIN, AnswerFlags, left_unread, prompt_of, tools_of
 from uma_trio.cli.attempt import attempt, starter
-from uma_trio.cli.files import tools_of
-from uma_trio.cli.flags import Parameter
 from uma_trio.cli.output import (
     INTERRUPTED,
     OK,
@@ -26,9 +24,8 @@ from uma_trio.cli.output import (
     how_to_ask,
     socket_path,
 )
-from uma_trio.cli.printer import Printer
-from uma_trio.cli.prompt import STDIN, left_unread, prompt_of
-from uma_trio.cli.waiting import WaitLine
+from uma_trio.cli.parser import FIELDS, Parameter
+from uma_trio.cli.printer import Printer, WaitLine
 from uma_trio.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,7 +98,7 @@ Chat = Annotated[
     ),
 ]
 _NOTHING = Asking()
-Flags = Annotated[Asking, Parameter(name="*")]
+Flags = Annotated[Asking, Parameter(name=FIELDS)]
 
 
 Words = Annotated[

@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import Group, Parameter
-
 from uma_trio.cli.output import (
     ENGINE_DIED,
     OK,
@@ -25,12 +23,11 @@ from uma_trio.cli.output import (
     how_to_ask,
     leaves,
 )
+from uma_trio.cli.parser import Parameter
 from uma_trio.config import settings
-from uma_trio.config.groups import grouped
 from uma_trio.config.option import Option
-from uma_trio.config.options import OPTIONS
-from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG
-from uma_trio.config.reserved import RESERVED
+from uma_trio.config.options import ESSENTIAL, grouped
+from uma_trio.config.settings import CONFIG_ENV, CONFIG_FLAG, RESERVED
 from uma_trio.sockets.address import FRAMED_TCP
 from uma_trio.words import count, duration, several, size
 
@@ -47,7 +44,7 @@ _SLOW_S = 1.0  # a load that takes longer deserves a progress bar
 
 
 def serve(**flags: object) -> int:
-    """Load the model and serve it on a Unix socket, until Ctrl-C.
+    """Load the model and serve it, until Ctrl-C.
 
     Flags take precedence over the environment, the environment over --config, and --config over defaults.
     """
@@ -60,7 +57,7 @@ def serve(**flags: object) -> int:
 
 
 def run_daemon(config: Config, *, replace: bool = False) -> int:
-    """Serve until told to stop; return the exit status. With `replace`, in place of who serves there."""
+    """Serve until a signal; return the exit status. With `replace`, take over from the daemon that serves there."""
     import trio
 
     from uma_trio.app import daemon
@@ -176,8 +173,6 @@ _ENCODES: Final = {False: "embeds", True: "ranks"}
 
 def ready_block(info: ReadyInfo, took_s: float) -> str:
     """Return the lines that `serve` prints once it accepts connections."""
-    from uma_trio.policy.costing.neighbours import in_words
-
     rows = [
         ("socket", _where(info.socket)),
         *([("http", _base_url(info.http, info.http_keys))] if info.http else []),
@@ -186,8 +181,6 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
         *_writes(info),
         *((_ENCODES[one.ranks], _encoder(one)) for one in info.encoders),
     ]
-    if info.others:
-        rows.append(("note", in_words(info.others)))
     rows += [("try", _to_try(info)), ("stop", "Ctrl-C")]
     lines = [f"uma-trio is ready after {duration(took_s)}."]
     return "\n".join([*lines, *(f"  {name:<8} {value}" for name, value in rows)]) + "\n"
@@ -251,30 +244,23 @@ def _base_url(http: str, keys: Path | None) -> str:
     return f"{http}/v1 (OPENAI_BASE_URL={http}/v1 OPENAI_API_KEY{key})"
 
 
-def _parameter(item: Option, group: Group) -> inspect.Parameter:
-    """Return the flag of an option; its value stays text, `settings` structures it."""
+def _parameter(item: Option, group: str) -> inspect.Parameter:
+    """Return the flag of an option. Its value stays text, which `settings` structures."""
     about = [item.help, f"Default: {item.default_text}."]
     if item.bounds:
         about.append(f"Takes {item.bounds}.")
-    if item.env:
-        about.append(f"Environment: {', '.join(item.env)}.")
+    about.append(f"Environment: {item.env[0]}.")
     kind: Any = bool | None if item.is_switch else str | None
     if item.repeats:
         kind = tuple[str, ...] | None
-    name = settings.flag_key(item.flag)
-    if item.is_switch:
-        negative = f"--no-{item.flag.removeprefix('--')}"
-        shape = Parameter(name=item.flag, help=" ".join(about), negative=negative, group=group)
-    else:
-        shape = Parameter(
-            name=item.flag,
-            help=" ".join(about),
-            metavar=item.metavar or ("CHOICE" if item.choices else "N"),
-            allow_leading_hyphen=True,
-            negative="",
-            group=group,
-        )
-    return _keyword(name, Annotated[kind, shape])
+    shape = Parameter(
+        name=item.flag,
+        help=" ".join(about),
+        metavar=None if item.is_switch else item.metavar or ("CHOICE" if item.choices else "N"),
+        group=group,
+        advanced=item.name not in ESSENTIAL,
+    )
+    return _keyword(settings.flag_key(item.flag), Annotated[kind, shape])
 
 
 def _keyword(name: str, annotation: Any) -> inspect.Parameter:
@@ -284,11 +270,21 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _signature() -> inspect.Signature:
+    parameters = [
+        _parameter(item, heading) for heading, items in grouped().items() for item in items
+    ]
     config = Parameter(
         name=CONFIG_FLAG,
         help=f"A YAML file with settings. Environment: {CONFIG_ENV}.",
         metavar="FILE",
-        group=Group("Settings file"),
+        group="Settings file",
+    )
+    replacing = Parameter(
+        name="--replace",
+        help="Replace the daemon that serves there: load the model first, take over its sockets without refusing a "
+        "request, and let it finish its requests. Both need memory for a while.",
+        negative="",
+        group="Upgrade",
     )
     reserved = [
         _keyword(
@@ -298,24 +294,14 @@ def _signature() -> inspect.Signature:
         for item in RESERVED
         if item.flag
     ]
-    parameters = [
-        _parameter(item, group)
-        for heading, items in grouped(OPTIONS).items()
-        for group in [Group.create_ordered(heading)]
-        for item in items
+    parameters += [
+        _keyword("config", Annotated[str | None, config]),
+        _keyword(_REPLACE, Annotated[bool | None, replacing]),
+        *reserved,
     ]
-    parameters.append(_keyword("config", Annotated[str | None, config]))
-    replacing = Parameter(
-        name="--replace",
-        help="Take the place of the daemon that serves there: load the model first, take its sockets over "
-        "without refusing anybody, and let it finish its requests. Both need memory for a while.",
-        negative="",
-        group=Group("Upgrade"),
-    )
-    parameters.append(_keyword(_REPLACE, Annotated[bool | None, replacing]))
-    return inspect.Signature([*parameters, *reserved], return_annotation=int)
+    return inspect.Signature(parameters, return_annotation=int)
 
 
-# The flags are declared in `config` and nowhere else; cyclopts reads them from here.
+# The options are declared in `config` alone; the parser reads them from here.
 _function: Callable[..., int] = serve
 _function.__signature__ = _signature()  # type: ignore[attr-defined]  # functions do have it

@@ -1,4 +1,4 @@
-"""`uma-trio service`: the daemon as a service of this user, under systemd or launchd."""
+"""`uma-trio service` and `uma-trio logs`: the daemon in the background, under systemd or launchd."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from cyclopts import Parameter
-
-from uma_trio.cli.output import OK, REFUSED, Trouble, complain, console
+from uma_trio.cli.output import OK, REFUSED, Trouble, complain, say
+from uma_trio.cli.parser import Parameter
 from uma_trio.cli.units import (
     HTTP_UNIT,
     LABEL,
     SERVICE_UNIT,
     SOCKET_UNIT,
     launch_agent,
+    log_file,
     systemd_units,
+    units_folder,
 )
-from uma_trio.config import place
-from uma_trio.library.hub_cache import cache_folder
+from uma_trio.config.place import users_file
+from uma_trio.library.stores import cache_folder
 
 if TYPE_CHECKING:
     from uma_trio.config.options import Config
 
 Action = Literal["install", "uninstall", "start", "stop", "restart", "status", "logs"]
-_NO_SYSTEMD = (
-    "There is no systemd here to run the service; start the daemon with `uma-trio serve`, or by"
-    " what starts programs on this machine."
+_WITHOUT_SYSTEMD: Final = (
+    "start the daemon with `uma-trio serve`, or in the background with `uma-trio run --start`, whose log"
+    " `uma-trio logs` shows."
 )
+_LINES: Final = "50"
 
 
 def service(
@@ -39,8 +41,8 @@ def service(
         Action,
         Parameter(
             help="install: write the service's files, and start it with the first request and at"
-            " login. uninstall: stop it and remove them. start, stop, restart, status. logs: show"
-            " what it logged, and what comes."
+            " login. uninstall: stop it and remove them. start, stop, restart, status. logs: the same as"
+            " `uma-trio logs`."
         ),
     ],
     /,
@@ -51,9 +53,11 @@ def service(
 ) -> int:
     """Run the daemon as a service of this user.
 
-    Its settings are those of ~/.config/uma-trio/config.yaml. Behind its socket no request is refused while
-    it restarts: those that come wait for it.
+    Its settings are those of ~/.config/uma-trio/config.yaml. While it restarts its socket accepts requests, which
+    wait.
     """
+    if action == "logs":
+        return logs()
     try:
         if sys.platform == "darwin":
             return _launchd(action, show=show)
@@ -61,6 +65,50 @@ def service(
     except Trouble as trouble:
         complain(str(trouble))
         return REFUSED
+
+
+def logs(
+    *,
+    follow: Annotated[
+        bool,
+        Parameter(
+            name=("--follow", "-f"), help="Continue with what is logged, until Ctrl-C.", negative=""
+        ),
+    ] = False,
+) -> int:
+    """Show the latest lines of the log: of the service, or of the daemon that `--start` started.
+
+    A daemon in a terminal logs there.
+    """
+    try:
+        if sys.platform == "darwin":
+            return _show_file(_mac_log(), follow=follow)
+        if (_units_folder() / SERVICE_UNIT).exists() and _has_journal():
+            words = ("journalctl", "--user", "--unit", SERVICE_UNIT, "--lines", _LINES)
+            return _run(*words, *(("--follow",) if follow else ("--no-pager",)))
+        return _show_file(log_file(), follow=follow)
+    except Trouble as trouble:
+        complain(str(trouble))
+        return REFUSED
+
+
+def _has_journal() -> bool:
+    """Whether the journal has an entry of the service."""
+    words = ("journalctl", "--user", "--unit", SERVICE_UNIT, "--lines", "1", "--quiet")
+    try:
+        done = subprocess.run([*words, "--no-pager"], check=False, capture_output=True)  # noqa: S603
+    except FileNotFoundError:
+        return False
+    return bool(done.stdout.strip())
+
+
+def _show_file(path: Path, *, follow: bool) -> int:
+    if not path.exists():
+        raise Trouble(
+            f"There is no log: {path} does not exist. A daemon in a terminal logs there; `uma-trio run --start` and "
+            "`uma-trio service install` start one in the background."
+        )
+    return _run("tail", "-n", _LINES, *(("-F",) if follow else ()), str(path))
 
 
 def files_of_service(env: Mapping[str, str], command: Path) -> dict[Path, bytes]:
@@ -83,22 +131,21 @@ def files_of_service(env: Mapping[str, str], command: Path) -> dict[Path, bytes]
 
 
 def environment_of_service(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what a service must be told to find the models that this shell finds.
+    """Return the variables by which the service finds the models that this shell finds.
 
-    A service manager knows nothing of a login shell's variables; the settings file has the rest.
+    A service manager does not have a login shell's variables; the settings file has the rest.
     """
     home = Path.home()
-    told = {}
+    found = {}
     if (cache := cache_folder(env, home)) != cache_folder({}, home):
-        told["HF_HUB_CACHE"] = str(cache.absolute())
+        found["HF_HUB_CACHE"] = str(cache.absolute())
     if store := env.get("OLLAMA_MODELS"):
-        told["OLLAMA_MODELS"] = os.path.abspath(store)
-    return told
+        found["OLLAMA_MODELS"] = os.path.abspath(store)
+    return found
 
 
-def units_folder(env: Mapping[str, str]) -> Path:
-    """Return where a user's units are (systemd.unit(5))."""
-    return Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config", "systemd", "user")
+def _units_folder() -> Path:
+    return units_folder(os.environ)
 
 
 def _written_to(config: Config) -> tuple[Path, ...]:
@@ -108,7 +155,7 @@ def _written_to(config: Config) -> tuple[Path, ...]:
 
 
 def _command() -> Path:
-    """Return the program that the service starts: the one that runs, wherever it is installed."""
+    """Return the program that the service starts: the one that is running, wherever it is installed."""
     running = Path(sys.argv[0])
     found = running if running.name == LABEL and running.is_file() else shutil.which(LABEL)
     if found is None:
@@ -121,12 +168,9 @@ def _systemd(action: Action, *, show: bool) -> int:
         return _install(files_of_service(os.environ, _command()), show=show)
     if action == "uninstall":
         return _uninstall()
-    if shutil.which("systemctl") is None:
-        raise Trouble(_NO_SYSTEMD)
-    if not (units_folder(os.environ) / SERVICE_UNIT).exists():
+    if not (_units_folder() / SERVICE_UNIT).exists():
         raise Trouble("The service is not installed; run `uma-trio service install`.")
-    if action == "logs":
-        return _run("journalctl", "--user", "--unit", SERVICE_UNIT, "--lines", "50", "--follow")
+    _require_systemd()
     if action == "stop":  # or the next request would start it
         return _run("systemctl", "--user", "stop", *_sockets(), SERVICE_UNIT)
     if action == "start":
@@ -134,67 +178,77 @@ def _systemd(action: Action, *, show: bool) -> int:
     return _run("systemctl", "--user", action, SERVICE_UNIT)
 
 
+def _require_systemd() -> None:
+    """Raise :class:`Trouble` unless systemd manages services of this user."""
+    if shutil.which("systemctl") is None:
+        raise Trouble(f"There is no systemd here to run a service; {_WITHOUT_SYSTEMD}")
+    words = ("systemctl", "--user", "show-environment")
+    done = subprocess.run(words, check=False, capture_output=True, text=True)  # noqa: S603 - fixed words
+    if done.returncode != OK:
+        why = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise Trouble(f"systemd runs no services of this user here ({why}); {_WITHOUT_SYSTEMD}")
+
+
 def _install(files: Mapping[Path, bytes], *, show: bool) -> int:
     if show:
         for path, text in files.items():
             sys.stdout.write(f"# {path}\n{text.decode()}\n")
         return OK
+    _require_systemd()
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
-    folder = units_folder(os.environ)
+    folder = _units_folder()
     if folder / HTTP_UNIT not in files:
         (folder / HTTP_UNIT).unlink(missing_ok=True)
-    console().print(f"Wrote {', '.join(path.name for path in files)} to {folder}.")
-    if shutil.which("systemctl") is None:
-        raise Trouble(_NO_SYSTEMD)
+    say(f"Wrote {', '.join(path.name for path in files)} to {folder}.")
     status = _run("systemctl", "--user", "daemon-reload")
     if status == OK:
         status = _run("systemctl", "--user", "enable", "--now", *_sockets(), SERVICE_UNIT)
     if status == OK:
-        settings_file = place.users_file(os.environ)
-        console().print(
-            f"The service runs, and starts again at login. Settings: {settings_file};"
+        say(
+            f"The service runs, and starts again at login. Settings: {users_file(os.environ)};"
             " after a change run `uma-trio service install` again."
         )
     return status
 
 
 def _uninstall() -> int:
-    folder = units_folder(os.environ)
+    folder = _units_folder()
     units = [name for name in (*_sockets(), SERVICE_UNIT) if (folder / name).exists()]
     if not units:
-        console().print("The service is not installed.")
+        say("The service is not installed.")
         return OK
-    if shutil.which("systemctl") is not None:
+    has_systemd = shutil.which("systemctl") is not None
+    if has_systemd:
         _run("systemctl", "--user", "disable", "--now", *units)
     for name in units:
         (folder / name).unlink()
-    if shutil.which("systemctl") is not None:
+    if has_systemd:
         _run("systemctl", "--user", "daemon-reload")
-    console().print(f"Removed {', '.join(units)} from {folder}. Settings and models are kept.")
+    say(f"Removed {', '.join(units)} from {folder}. Settings and models are kept.")
     return OK
 
 
 def _sockets() -> tuple[str, ...]:
-    folder = units_folder(os.environ)
-    return (SOCKET_UNIT, HTTP_UNIT) if (folder / HTTP_UNIT).exists() else (SOCKET_UNIT,)
+    return (SOCKET_UNIT, HTTP_UNIT) if (_units_folder() / HTTP_UNIT).exists() else (SOCKET_UNIT,)
+
+
+def _mac_log() -> Path:
+    return Path.home() / "Library" / "Logs" / f"{LABEL}.log"
 
 
 def _launchd(action: Action, *, show: bool) -> int:
     agent = Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
-    logs = Path.home() / "Library" / "Logs" / f"{LABEL}.log"
     domain = f"gui/{os.getuid()}"
     if action == "install":
-        text = launch_agent(_command(), logs, environment_of_service(os.environ))
+        text = launch_agent(_command(), _mac_log(), environment_of_service(os.environ))
         if show:
             sys.stdout.write(f"# {agent}\n{text.decode()}\n")
             return OK
         agent.parent.mkdir(parents=True, exist_ok=True)
         agent.write_bytes(text)
         return _run("launchctl", "bootstrap", domain, str(agent))
-    if action == "logs":
-        return _run("tail", "-n", "50", "-F", str(logs))
     if action == "uninstall":
         status = _run("launchctl", "bootout", f"{domain}/{LABEL}")
         agent.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`uma-trio stop`: end the daemon on a socket, after its running requests."""
+"""`uma-trio stop`: end the daemon on a socket after its running requests, or unload one of its models."""
 
 from __future__ import annotations
 
@@ -9,42 +9,54 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from uma_trio.cli.flags import Parameter
-from uma_trio.cli.output import OK, REFUSED, SocketFlag, complain, console, socket_path
+from uma_trio.cli.output import OK, REFUSED, USAGE, SocketFlag, complain, say, socket_path
+from uma_trio.cli.parser import Parameter
 from uma_trio.sockets.address import FRAMED_TCP
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 def stop(
+    model: Annotated[
+        str | None,
+        Parameter(help="Unload this model instead; the daemon continues."),
+    ] = None,
+    /,
     *,
     now: Annotated[
         bool, Parameter(help="Do not wait for the running requests: end them.", negative="")
     ] = False,
     socket: SocketFlag = None,
 ) -> int:
-    """Stop the daemon. Its running requests may finish first, for as long as --drain says."""
+    """Stop the daemon, or unload MODEL. The daemon's requests may finish first, for as long as --drain says."""
     path = socket_path(socket)
+    if model is not None:
+        if now:
+            complain("--now ends the requests of a daemon that stops; omit it, or omit the model.")
+            return USAGE
+        from uma_trio.cli.attempt import attempt
+        from uma_trio.cli.load import unload_at
+
+        return attempt(unload_at, path, model)
     if str(path).startswith(FRAMED_TCP):
         complain(f"No system tells who serves on {path}; end that daemon where it was started.")
         return REFUSED
     pid = daemon_of(path)
     if pid is None:
-        console().print(f"No daemon serves on {path}.")
+        say(f"No daemon serves on {path}.")
         return OK
     try:
         os.kill(pid, signal.SIGTERM)
         if now:
-            os.kill(
-                pid, signal.SIGINT
-            )  # a second SIGTERM could be merged with the first (signal(7))
+            # A second SIGTERM could be merged with the first (signal(7)).
+            os.kill(pid, signal.SIGINT)
     except PermissionError:
         complain(f"The daemon on {path} is process {pid} of another user; ask them to stop it.")
         return REFUSED
     except ProcessLookupError:
         pass  # it has just ended by itself
     _wait_for_end(pid)
-    console().print(f"Stopped process {pid}, which served on {path}.")
+    say(f"Stopped process {pid}, which served on {path}.")
     return OK
 
 
@@ -61,7 +73,7 @@ def daemon_of(path: Path) -> int | None:
             peer = peer_of(probe).pid
         except OSError:
             return None
-    # Behind a supervisor's socket nobody may serve yet: the other end is then who made the socket.
+    # Behind a supervisor's socket there may be no daemon yet: the peer is then the socket's creator.
     return None if peer is None or _is_supervisor(peer) else peer
 
 
@@ -82,11 +94,11 @@ def _wait_for_end(pid: int) -> None:
             return
         if _is_zombie(pid):
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether it has ended and nobody has asked for its status yet (proc_pid_stat(5))."""
+    """Whether it has ended and its status was not collected yet (proc_pid_stat(5))."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):

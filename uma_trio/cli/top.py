@@ -1,34 +1,54 @@
-"""`uma-trio top`: what the daemon computes, for whom, and who waits, as long as one looks."""
+"""`uma-trio top`: requests, batch, memory and models of the daemon, refreshed until q."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+import termios
+import tty
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from attrs import define, field
 
 from uma_trio.cli.attempt import attempt
-from uma_trio.cli.flags import Parameter
-from uma_trio.cli.output import OK, USAGE, SocketFlag, WaitFlag, complain, print_json, socket_path
-from uma_trio.cli.streams import is_unicode
-from uma_trio.cli.top_terminal import Window, keys, window
-from uma_trio.cli.top_view import SORTS, Shown, frame, lines
+from uma_trio.cli.output import (
+    OK,
+    USAGE,
+    SocketFlag,
+    WaitFlag,
+    complain,
+    console,
+    is_unicode,
+    print_json,
+    socket_path,
+)
+from uma_trio.cli.parser import Parameter
+from uma_trio.cli.top_view import SORTS, Shown, render
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
     from uma_trio.client import Client
     from uma_trio.words import Lane
 
 _TICKS = 192  # as many as a wide window shows
 _SCHEMA = "uma-trio.top/1"
 _FIGURES = (
-    *("step_ms", "interactive_shown_ms", "late_tokens_total", "ttft_ms", "active_sessions"),
-    *("slots_total", "queued_sessions", "shown_ratio_p95", "latency_cap"),
-)
+    "step_ms", "interactive_shown_ms", "late_tokens_total", "ttft_ms", "active_sessions", "slots_total",
+    "queued_sessions", "shown_ratio_p95", "latency_cap",
+)  # fmt: skip
+_SCORES = ("interactive_p95_ms", "tokens_per_s", "tokens_generated_per_s")
+_KEYS: Final = {
+    "\x1b[A": "up",
+    "\x1b[B": "down",
+    "\x1bOA": "up",
+    "\x1bOB": "down",
+    "\x1b": "escape",
+}
 
 
 def top(
@@ -41,7 +61,7 @@ def top(
     socket: SocketFlag = None,
     wait: WaitFlag = True,
 ) -> int:
-    """Watch requests, the batch, memory and models, until q. Where there is no terminal: once."""
+    """Watch requests, the batch, memory and models, until q. Without a terminal: once."""
     if json and not once:
         complain("--json prints one picture; give --once, too.")
         return USAGE
@@ -56,17 +76,15 @@ def top(
 
 async def _once(path: Path, as_json: bool) -> int:
     shown = Shown(is_unicode=is_unicode())
-    await _learn(_client(path), shown)
+    await _update(_client(path), shown)
     if as_json:
-        print_json(picture(shown))
-        return OK
-    height = len(shown.rows()) + 11
-    for line in frame(shown, shutil.get_terminal_size((160, 0)).columns, height)[:-1]:
-        sys.stdout.write(f"{line}\n")
+        print_json(document(shown))
+    else:
+        console().print(render(shown, footer=False))
     return OK
 
 
-def picture(shown: Shown) -> dict[str, Any]:
+def document(shown: Shown) -> dict[str, Any]:
     """Return what is shown as a document for programs."""
     import msgspec
 
@@ -84,11 +102,10 @@ def picture(shown: Shown) -> dict[str, Any]:
 
 def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
     card = found.get("scorecard") or {}
-    speeds = ("interactive_p95_ms", "tokens_per_s", "tokens_generated_per_s")
-    return {name: found.get(name) for name in _FIGURES} | {name: card.get(name) for name in speeds}
+    return {name: found.get(name) for name in _FIGURES} | {name: card.get(name) for name in _SCORES}
 
 
-async def _learn(client: Client, shown: Shown) -> None:
+async def _update(client: Client, shown: Shown) -> None:
     shown.found = await client.overview(ticks=_TICKS)
     shown.figures = await client.metrics()
 
@@ -100,27 +117,57 @@ def _client(path: Path) -> Client:
 
 
 async def _watch(path: Path, every: float) -> int:
+    from rich.live import Live
+
     client = _client(path)
     shown = Shown(is_unicode=is_unicode())
-    await _learn(client, shown)  # what fails at once is told as by every other verb
-    with window() as terminal:
-        watching = _Watching(client, shown, terminal, every)
-        await watching.run()
+    await _update(client, shown)  # an error now ends the verb, a later one is shown
+    window = console()
+    with _single_keys():
+        live = Live(
+            console=window,
+            screen=True,
+            auto_refresh=False,
+            get_renderable=lambda: render(shown, height=window.height),
+        )
+        with live:
+            await _Watch(client, shown, live, every).run()
     return OK
 
 
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Read keys one by one without echo; Ctrl-C and Ctrl-Z stay signals."""
+    before = termios.tcgetattr(sys.stdin.fileno())
+    tty.setcbreak(sys.stdin.fileno(), termios.TCSADRAIN)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+
+
+def keys_of(data: str) -> list[str]:
+    """Return what a terminal sent as names of keys; a letter is its own name."""
+    found = []
+    while data:
+        sequence = data[:3] if data[:3] in _KEYS else data[:1]
+        found.append(_KEYS.get(sequence, sequence))
+        data = data[len(sequence) :]
+    return found
+
+
 @define
-class _Watching:
-    """One look at the daemon: pictures in turn, keys as they come, signals."""
+class _Watch:
+    """The pictures in turn, keys and signals."""
 
     _client: Client
     _shown: Shown
-    _window: Window
+    _live: Live
     _every: float
-    _asked: str = field(default="", init=False)  # what y would do
+    _question: str = field(default="", init=False)  # what y confirms
 
     async def run(self) -> None:
-        """Return when the person leaves, or is told to."""
+        """Return at q, at the end of the terminal, or at a signal."""
         import trio
 
         async with trio.open_nursery() as nursery:
@@ -134,17 +181,17 @@ class _Watching:
 
         while True:
             await self._look()
-            self.draw()
+            self._live.refresh()
             await trio.sleep(self._every)
 
     async def _look(self) -> None:
-        """Learn how things stand; a daemon that is not there is asked again the next time."""
+        """Fetch the state; a daemon that cannot be reached is tried again the next time."""
         from uma_protocol import ProtocolError
         from uma_trio.client import ConnectionFailed, ServerError
 
         shown = self._shown
         try:
-            await _learn(self._client, shown)
+            await _update(self._client, shown)
             if shown.view == "story":
                 await self._explain()
         except (ConnectionFailed, ServerError, ProtocolError) as error:
@@ -152,33 +199,32 @@ class _Watching:
                 shown.found = None
             shown.message = f"{error}; trying again"
         else:
-            shown.message = self._asked
-
-    def draw(self) -> None:
-        """Show what is known."""
-        size = shutil.get_terminal_size()
-        self._window.draw(lines(self._shown, size.columns, size.lines))
+            shown.message = self._question
 
     async def _keys(self) -> None:
         import trio
 
         while True:
             await trio.lowlevel.wait_readable(sys.stdin)
-            pressed = keys()
-            if not pressed:
-                return  # the terminal has gone
-            for key in pressed:
+            try:
+                data = os.read(sys.stdin.fileno(), 256).decode(errors="replace")
+            except BlockingIOError:
+                continue
+            if not data:
+                return
+            for key in keys_of(data):
                 if key in ("q", "Q"):
                     return
-                await self._obey(key)
-            self.draw()
+                await self._press(key)
+            self._live.refresh()
 
-    async def _obey(self, key: str) -> None:
+    async def _press(self, key: str) -> None:
         shown = self._shown
-        if self._asked:
-            await self._confirmed(key)
-            return
-        if key in ("up", "down"):
+        if self._question:
+            self._question = shown.message = ""
+            if key in ("y", "Y"):
+                await self._try(self._end)
+        elif key in ("up", "down"):
             shown.move(-1 if key == "up" else 1)
         elif key == "s":
             shown.sort = (shown.sort + 1) % len(SORTS)
@@ -192,17 +238,12 @@ class _Watching:
             await self._try(self._move_lane)
         elif key == "k" and (chosen := shown.selected()) is not None:
             shown.chosen = chosen.request
-            self._asked = shown.message = f"End request {chosen.request}? y or n"
-
-    async def _confirmed(self, key: str) -> None:
-        self._asked = self._shown.message = ""
-        if key in ("y", "Y"):
-            await self._try(self._end)
+            self._question = shown.message = f"End request {chosen.request}? y or n"
 
     async def _try(self, act: Any) -> None:
-        """Do something; what the daemon says against it is shown until the next picture."""
+        """Do something; a refusal is shown until the next picture."""
         from uma_protocol import ProtocolError
-        from uma_trio.cli.spoken import sentence
+        from uma_trio.cli.attempt import sentence
         from uma_trio.client import ConnectionFailed, ServerError
 
         try:
@@ -233,21 +274,21 @@ class _Watching:
             await self._client.cancel(self._shown.chosen)
 
     async def _signals(self, scope: Any) -> None:
-        """Leave at SIGTERM, sleep and wake as a job of a shell, and draw anew in another size."""
         import trio
 
-        told = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGWINCH, signal.SIGTSTP)
-        with trio.open_signal_receiver(*told, signal.SIGCONT) as signals:
-            await self._heed(signals, scope)
+        handled = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGWINCH, signal.SIGTSTP)
+        with trio.open_signal_receiver(*handled, signal.SIGCONT) as signals:
+            await self._handle(signals, scope)
 
-    async def _heed(self, signals: AsyncIterator[int], scope: Any) -> None:
+    async def _handle(self, signals: AsyncIterator[int], scope: Any) -> None:
+        """End, suspend as a job of a shell, or draw again in another size."""
         async for number in signals:
             if number == signal.SIGTSTP:
-                self._window.leave()
+                self._live.stop()
                 os.kill(os.getpid(), signal.SIGSTOP)
-                self._window.enter()
+                tty.setcbreak(sys.stdin.fileno(), termios.TCSADRAIN)
+                self._live.start()
             elif number not in (signal.SIGWINCH, signal.SIGCONT):
                 scope.cancel()
                 return
-            self._window.forget()
-            self.draw()
+            self._live.refresh()

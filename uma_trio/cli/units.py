@@ -1,13 +1,15 @@
-"""The files that make the daemon a service of one user: systemd's units and launchd's agent."""
+"""The files of a daemon in the background: systemd's units, launchd's agent, the log."""
 
 from __future__ import annotations
 
+import os
 import plistlib
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from uma_trio.cli.output import Trouble
 from uma_trio.sockets.address import Address
 
 LABEL = "uma-trio"
@@ -97,6 +99,23 @@ WantedBy=default.target
 """
 
 _LOOPBACK_ONLY = "IPAddressDeny=any\nIPAddressAllow=localhost\n"
+
+
+def units_folder(env: Mapping[str, str]) -> Path:
+    """Return the folder of a user's units (systemd.unit(5))."""
+    return Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config", "systemd", "user")
+
+
+def log_file() -> Path:
+    """Return the log of a daemon that `--start` starts. Raises :class:`Trouble`."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "uma-trio")
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Trouble(
+            f"There is no place for the daemon's log: {state}: {error.strerror}; start it with `uma-trio serve`."
+        ) from None
+    return state / "serve.log"
 
 
 def systemd_units(

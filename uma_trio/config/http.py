@@ -118,17 +118,14 @@ class HttpConfig:
     http: str = option(
         "off",
         flag="--http",
-        env=("UMA_HTTP",),
         read=_http,
         metavar="[HOST:]PORT",
         help="Also serve the APIs of OpenAI, Anthropic, llama-server and Ollama over HTTP: on a port of this "
-        "machine, on HOST:PORT, or on a Unix socket, unix:PATH (docs/HTTP.md).",
+        "machine, on HOST:PORT, or on a Unix socket, unix:PATH.",
     )
     http_key_file: Path | None = option(
         None,
         flag="--http-key-file",
-        env=("UMA_HTTP_KEY_FILE",),
-        yaml=("http_api.key_file",),
         shown_default="none",
         metavar="FILE",
         help="A file with HTTP keys, one a line, readable by this user only. Without it HTTP "
@@ -137,8 +134,6 @@ class HttpConfig:
     http_admin_key_file: Path | None = option(
         None,
         flag="--http-admin-key-file",
-        env=("UMA_HTTP_ADMIN_KEY_FILE",),
-        yaml=("http_api.admin_key_file",),
         shown_default="none",
         metavar="FILE",
         help="A file with HTTP keys, as of --http-key-file, whose holders may see and change the "
@@ -147,7 +142,6 @@ class HttpConfig:
     http_host: str | None = option(
         None,
         flag="--http-host",
-        yaml=("http_api.hosts",),
         read=_hosts,
         shown_default="none",
         metavar="NAME,...",
@@ -157,7 +151,6 @@ class HttpConfig:
     http_origin: str | None = option(
         None,
         flag="--http-origin",
-        yaml=("http_api.origins",),
         read=_origins,
         shown_default="none",
         metavar="ORIGIN,...",
@@ -167,20 +160,17 @@ class HttpConfig:
     http_strict: bool = option(
         False,
         flag="--http-strict",
-        yaml=("http_api.strict",),
         help="Refuse HTTP requests that name another model or contain a field that would be ignored.",
     )
     http_reasoning: str = option(
         "reasoning_content",
         flag="--http-reasoning",
-        yaml=("http_api.reasoning",),
         choices=("reasoning_content", "reasoning", "both"),
         help="The name of the field for the model's reasoning in answers of /v1/chat/completions.",
     )
     http_max_prompt_bytes: int = option(
         2 * MIB,
         flag="--http-max-prompt-bytes",
-        yaml=("http_api.max_prompt_bytes",),
         minimum=1,
         maximum=64 * MIB,
         unit="bytes",
@@ -189,7 +179,6 @@ class HttpConfig:
     http_max_connections: int = option(
         256,
         flag="--http-max-connections",
-        yaml=("http_api.max_connections",),
         minimum=1,
         maximum=65_536,
         unit="connections",
@@ -200,8 +189,6 @@ class HttpConfig:
     http_trusted_proxy: str | None = option(
         None,
         flag="--http-trusted-proxy",
-        env=("UMA_HTTP_TRUSTED_PROXY",),
-        yaml=("http_api.trusted_proxies",),
         read=_networks,
         shown_default="none",
         metavar="CIDR,...",
@@ -212,11 +199,10 @@ class HttpConfig:
     agent: str = option(
         HTTP_OFF,
         flag="--agent",
-        env=("UMA_AGENT",),
         read=_tcp,
         metavar="[HOST:]PORT",
         help="Also tell HAProxy's agent-check how much more work this daemon can take: one line for each "
-        "connection, `up ready 37%`, `drain` or `down` (docs/CLUSTER.md).",
+        "connection, `up ready 37%`, `drain` or `down`.",
     )
 
     @property

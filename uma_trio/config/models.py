@@ -54,8 +54,10 @@ def read_models(found: object, source: str, options: Sequence[Option]) -> tuple[
     """Return the models of the section, in their order; `source` names it in messages. Raises ConfigError."""
     if not isinstance(found, Mapping) or not found:
         why = "takes a model or more, {NAME: {model: FILE, ...}}"
-        raise ConfigError(f"{source} {why}, and not {as_written(found)}; see docs/MODELS.md")
-    known = {key: one for one in options if one.name in OF_A_MODEL for key in one.keys}
+        raise ConfigError(
+            f"{source} {why}, and not {as_written(found)}; see `uma-trio help config`"
+        )
+    known = {one.key: one for one in options if one.name in OF_A_MODEL}
     specs = tuple(_spec(str(name), each, f"{source}.{name}", known) for name, each in found.items())
     check_names(specs)
     return specs
@@ -110,7 +112,7 @@ def _spec(name: str, found: object, source: str, known: Mapping[str, Option]) ->
         else:
             names = [*known, *_SPELT, *_OWN]
             raise ConfigError(
-                f"{source}: no such key {key}{nearest(str(key), names)}; see docs/MODELS.md"
+                f"{source}: no such key {key}{nearest(str(key), names)}; see `uma-trio help config`"
             )
     if own.get("pinned") and own.get("ttl_s") is not None:
         raise ConfigError(

@@ -1,8 +1,7 @@
-"""What an option is: how it is spelled in each place, what it accepts, and how that is read.
+"""An option: how it is spelled in each place, what it accepts, and how that is converted.
 
-The vocabulary of :mod:`uma_trio.config.options`, which declares the options themselves. Values arrive
-as text (flags, environment) or as what YAML makes of them; both are structured by one cattrs
-converter, which is strict: ``true`` is not a number and ``1.5`` is not a count.
+:mod:`uma_trio.config.options` declares the options. Values arrive as text (flags, environment) or as what
+YAML makes of them. The conversion is strict: ``true`` is not a number and ``1.5`` is not a count.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any, get_args, get_origin
 
 import attrs
 from attrs import frozen
-from cattrs import Converter
 
 from uma_trio.config.errors import ConfigError as ConfigError
+from uma_trio.config.place import ENV_PREFIX
 
 AUTO = "auto"
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -28,12 +27,12 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 @frozen
 class Option:
-    """One option, declared once and rendered into the help, the checks and docs/CONFIG.md.
+    """One option, declared once and rendered into the help, the checks and the reference.
 
-    `env` lists variables in order of precedence. `yaml` lists dotted keys beyond the flat one,
-    which is the flag's name with underscores. `metavar` stands for the value in the help, where
-    that is no number. `read` turns what was written into what
-    `type_` is structured from.
+    The environment variable is ``UMA_`` and the flag's name; `older_env` lists further ones, which it precedes.
+    The key in the YAML file is the flag's name with underscores. `metavar` stands for the value in the help, if
+    that is no number. `read` normalises what was written before it is converted to `type_`. The flag of an option
+    with `several` may be repeated, though one value is converted at a time.
     """
 
     name: str
@@ -41,8 +40,7 @@ class Option:
     default: object
     flag: str
     help: str
-    env: tuple[str, ...] = ()
-    yaml: tuple[str, ...] = ()
+    older_env: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
@@ -51,14 +49,17 @@ class Option:
     shown_default: str = ""
     metavar: str = ""
     read: Callable[[object], object] | None = None
-    several: bool = (
-        False  # its flag may be given several times, though one value is structured at a time
-    )
+    several: bool = False
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """Every YAML key of this option, dotted, the flat one first."""
-        return (self.flag.removeprefix("--").replace("-", "_"), *self.yaml)
+    def key(self) -> str:
+        """The key in the YAML file, and the flag's name for :func:`settings.load`."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def env(self) -> tuple[str, ...]:
+        """The environment variables, in order of precedence."""
+        return (f"{ENV_PREFIX}{self.key.upper()}", *self.older_env)
 
     @property
     def default_text(self) -> str:
@@ -90,13 +91,13 @@ class Option:
         return self.several or get_origin(self.type_) is tuple
 
     def value(self, raw: object, source: str) -> object:
-        """Return `raw` structured and within bounds, or raise naming `source`."""
+        """Return `raw` converted and within bounds. Raises :class:`ConfigError`, naming `source`."""
         kind, optional = _without_none(self.type_)
         try:
             written = self.read(raw) if self.read else raw
             if optional and (written is None or written == AUTO):
                 return None
-            value = _converter.structure(written, kind)
+            value = _converted(written, kind)
         except (ValueError, TypeError) as error:
             wanted = f"{error}; it takes {self.bounds}" if self.bounds else str(error)
             message = f"{source}: {as_written(raw)} is not {wanted}"
@@ -172,7 +173,7 @@ def seconds(raw: object) -> object:
     if not match:
         message = "a duration (300, 300s, 5m, 500ms)"
         raise ValueError(message)
-    return _number(match[1], float) * _UNITS[match[2]]
+    return _number(match[1]) * _UNITS[match[2]]
 
 
 _POWERS = {"": 0, "k": 10, "m": 20, "g": 30}
@@ -201,16 +202,15 @@ def _without_none(kind: Any) -> tuple[Any, bool]:
     return kind, False
 
 
-def _whole(raw: object, _: type[int]) -> int:
+def _whole(raw: object) -> int:
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
     if isinstance(raw, str) and re.fullmatch(r"\s*[+-]?[0-9][0-9_]*\s*", raw):
         return int(raw)
-    message = "a whole number"
-    raise ValueError(message)
+    raise ValueError("a whole number")
 
 
-def _number(raw: object, _: type[float]) -> float:
+def _number(raw: object) -> float:
     message = "a number"
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise ValueError(message)
@@ -223,7 +223,7 @@ def _number(raw: object, _: type[float]) -> float:
     return value
 
 
-def _switch(raw: object, _: type[bool]) -> bool:
+def _switch(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
     text = str(raw).strip().lower()
@@ -231,30 +231,35 @@ def _switch(raw: object, _: type[bool]) -> bool:
         return True
     if text in _FALSE:
         return False
-    message = "on or off"
-    raise ValueError(message)
+    raise ValueError("on or off")
 
 
-def _text(raw: object, _: type[str]) -> str:
+def _text(raw: object) -> str:
     if not isinstance(raw, str) or not raw.strip():
-        message = "a word"
-        raise ValueError(message)
+        raise ValueError("a word")
     return raw.strip()
 
 
-def _path(raw: object, _: type[Path]) -> Path:
+def _path(raw: object) -> Path:
     if not isinstance(raw, str | Path) or not str(raw):
-        message = "a path"
-        raise ValueError(message)
+        raise ValueError("a path")
     if "\0" in str(raw):
-        message = "a path: it holds a NUL byte"
-        raise ValueError(message)
+        raise ValueError("a path: it holds a NUL byte")
     return Path(raw).expanduser()
 
 
-_converter = Converter()
-_converter.register_structure_hook(int, _whole)
-_converter.register_structure_hook(float, _number)
-_converter.register_structure_hook(bool, _switch)
-_converter.register_structure_hook(str, _text)
-_converter.register_structure_hook(Path, _path)
+_CONVERTERS: Mapping[Any, Callable[[object], object]] = {
+    int: _whole,
+    float: _number,
+    bool: _switch,
+    str: _text,
+    Path: _path,
+}
+
+
+def _converted(raw: object, kind: Any) -> object:
+    if get_origin(kind) is tuple:
+        if not isinstance(raw, list | tuple):
+            raise ValueError("a list")
+        return tuple(_converted(each, get_args(kind)[0]) for each in raw)
+    return _CONVERTERS[kind](raw)

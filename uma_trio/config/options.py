@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Final, Literal, get_type_hints
 
 import attrs
 from attrs import frozen
@@ -20,7 +20,6 @@ from uma_trio.config.option import Option, n_bytes, option, options_of, seconds,
 from uma_trio.sockets.address import parse_framed
 from uma_trio.sockets.path import DEFAULT_TEXT, SHARED_SOCKET
 from uma_trio.sockets.token import DEFAULT_TEXT as TOKEN_TEXT
-from uma_trio.sockets.token import TOKEN_FILE_ENV
 from uma_trio.words import BY_BACKEND, MIB, SPECULATIONS, Gives
 
 FLASH_ATTENTION = ("auto", "on", "off")
@@ -96,7 +95,6 @@ class Config(HttpConfig):
     model: Path | None = option(
         None,
         flag="--model",
-        env=("UMA_MODEL",),
         shown_default="the bundled model",
         metavar="MODEL",
         several=True,
@@ -112,7 +110,7 @@ class Config(HttpConfig):
         metavar="WHEN",
         help="When models are loaded of which there are several: with the daemon; on-demand, when a request names "
         "one, which waits; or explicit, by `uma-trio load`. The first is always loaded with the daemon. A model's own "
-        "`load` comes before this (docs/MODELS.md).",
+        "`load` comes before this.",
     )
     model_dir: tuple[Path, ...] = option(
         (),
@@ -132,7 +130,7 @@ class Config(HttpConfig):
         help="A LoRA adapter of the model, as a GGUF file; may be given several times. A request uses it by "
         "the name MODEL:NAME, or by the field `lora`, with this scale or another one; no request uses it otherwise. "
         "Where --model is repeated it is of the first one. Models of the section `models` have their own "
-        "(docs/MODELS.md).",
+        "in that section.",
     )
     lora_contexts: int = option(
         2,
@@ -146,8 +144,7 @@ class Config(HttpConfig):
     socket: Path = option(
         Path(SHARED_SOCKET),
         flag="--socket",
-        env=("UMA_SOCK",),
-        yaml=("ipc.uds_path",),
+        older_env=("UMA_SOCK",),
         read=_socket,
         shown_default=DEFAULT_TEXT,
         metavar="PATH",
@@ -158,7 +155,6 @@ class Config(HttpConfig):
     token_file: Path | None = option(
         None,
         flag="--token-file",
-        env=(TOKEN_FILE_ENV,),
         shown_default=TOKEN_TEXT,
         metavar="FILE",
         help="The file with the token that clients of --socket tcp:... show. It is made, readable by this "
@@ -167,7 +163,6 @@ class Config(HttpConfig):
     n_ctx: int = option(
         4096,
         flag="--n-ctx",
-        env=("UMA_N_CTX",),
         minimum=16,
         maximum=1 << 24,
         unit="tokens",
@@ -177,7 +172,6 @@ class Config(HttpConfig):
     parallel: int = option(
         8,
         flag="--parallel",
-        env=("UMA_N_SEQ",),
         minimum=1,
         maximum=256,
         unit="slots",
@@ -186,7 +180,6 @@ class Config(HttpConfig):
     threads: int | None = option(
         None,
         flag="--threads",
-        env=("UMA_THREADS",),
         minimum=1,
         maximum=512,
         shown_default="physical cores",
@@ -195,8 +188,6 @@ class Config(HttpConfig):
     max_sessions: int = option(
         32,
         flag="--max-sessions",
-        env=("UMA_MAX_SESSIONS",),
-        yaml=("limits.max_sessions",),
         minimum=1,
         maximum=65_536,
         unit="connections",
@@ -206,7 +197,6 @@ class Config(HttpConfig):
     max_queue: int = option(
         256,
         flag="--max-queue",
-        yaml=("limits.max_queue",),
         minimum=1,
         maximum=1_000_000,
         unit="requests",
@@ -216,8 +206,6 @@ class Config(HttpConfig):
     max_prompt_bytes: int = option(
         65_536,
         flag="--max-prompt-bytes",
-        env=("UMA_MAX_PROMPT_BYTES",),
-        yaml=("limits.max_prompt_bytes",),
         minimum=1,
         maximum=MIB,
         unit="bytes",
@@ -236,7 +224,6 @@ class Config(HttpConfig):
     max_tokens_cap: int | None = option(
         None,
         flag="--max-tokens-cap",
-        yaml=("limits.max_tokens",),
         minimum=1,
         maximum=1 << 24,
         shown_default="the context",
@@ -246,7 +233,6 @@ class Config(HttpConfig):
     tick_budget_ms: float = option(
         30.0,
         flag="--tick-budget-ms",
-        yaml=("scheduler.tick_budget_ms",),
         minimum=1,
         maximum=60_000,
         unit="ms",
@@ -255,7 +241,6 @@ class Config(HttpConfig):
     policy: str = option(
         "deadline",
         flag="--policy",
-        yaml=("scheduler.policy",),
         metavar="NAME",
         help="The scheduling policy: deadline, baseline, or the name of another package's entry point.",
     )
@@ -320,7 +305,6 @@ class Config(HttpConfig):
     interactive_priority: float = option(
         10.0,
         flag="--interactive-priority",
-        yaml=("qos.interactive.priority",),
         above=0,
         maximum=1e6,
         help="The share of the interactive lane in the machine time that running streams leave, "
@@ -329,8 +313,6 @@ class Config(HttpConfig):
     bmt_budget: float | None = option(
         None,
         flag="--bmt-budget",
-        env=("UMA_BMT_BUDGET",),
-        yaml=("bmt_budget_gbps",),
         read=_bandwidth,
         above=0,
         shown_default="probed",
@@ -350,7 +332,6 @@ class Config(HttpConfig):
     llama: str = option(
         "auto",
         flag="--llama",
-        env=("UMA_LLAMA",),
         metavar="BUILD",
         help="Which build of llama.cpp to use: uma_trio_llama (the packaged one), llama_cpp (llama-cpp-python), "
         "or a folder with libllama and ggml's libraries of the same commit. auto: llama_cpp if it is compiled "
@@ -359,7 +340,6 @@ class Config(HttpConfig):
     kv_layout: str = option(
         "auto",
         flag="--kv-layout",
-        env=("UMA_KV_LAYOUT",),
         choices=("auto", "streams", "unified"),
         help="streams: each of the --parallel slots has a stream of the KV cache, --n-ctx / --parallel tokens long, and "
         "attention spans the tokens of its own request only. unified: one request may use all of --n-ctx, and "
@@ -375,34 +355,29 @@ class Config(HttpConfig):
     prefix_ram: int | None = option(
         None,
         flag="--prefix-ram",
-        env=("UMA_PREFIX_RAM",),
-        yaml=("prefix.ram",),
         read=n_bytes,
         metavar="BYTES",
         minimum=0,
         maximum=1 << 50,
         shown_default="a tenth of the memory, at most 2 GiB",
         help="The memory for saved prefixes, such as 512MiB, including bookkeeping. 0 disables the "
-        "prefix cache, also in the KV cache (docs/MEMORY.md).",
+        "prefix cache, also in the KV cache.",
     )
     prefix_disk: int = option(
         0,
         flag="--prefix-disk",
-        env=("UMA_PREFIX_DISK",),
-        yaml=("prefix.disk",),
         read=n_bytes,
         metavar="BYTES",
         minimum=0,
         maximum=1 << 50,
         shown_default="0, none",
         help="The files for saved prefixes of all models in the cache folder, such as 8GiB: conversations are continued "
-        "after a restart without computing their past. They hold the tokens of prompts and answers (SECURITY.md). A "
+        "after a restart without computing their past. They hold the tokens of prompts and answers. A "
         "prefix that does not fit into --prefix-ram is not written.",
     )
     session_ttl_s: float = option(
         300.0,
         flag="--session-ttl",
-        yaml=("prefix.session_ttl_s",),
         read=seconds,
         metavar="TIME",
         minimum=0,
@@ -413,13 +388,11 @@ class Config(HttpConfig):
     mlock: bool = option(
         False,
         flag="--mlock",
-        env=("UMA_USE_MLOCK",),
         help="Lock the model in memory, so that it is never paged out.",
     )
     mmap: bool = option(
         True,
         flag="--mmap",
-        env=("UMA_USE_MMAP",),
         help="Map the model file instead of reading it. This starts faster and shares pages between "
         "processes.",
     )
@@ -436,8 +409,6 @@ class Config(HttpConfig):
     idle_timeout_s: float = option(
         300.0,
         flag="--idle-timeout",
-        env=("UMA_IDLE_TIMEOUT_SEC",),
-        yaml=("limits.idle_timeout_s",),
         read=seconds,
         metavar="TIME",
         above=0,
@@ -459,7 +430,6 @@ class Config(HttpConfig):
     trace: Path | None = option(
         None,
         flag="--trace",
-        yaml=("logging.trace",),
         shown_default="none",
         metavar="FILE",
         help="Write every tick to this file, as lines of JSON that `uma-trio replay` can plan again. "
@@ -468,17 +438,15 @@ class Config(HttpConfig):
     scorecard: Path | None = option(
         None,
         flag="--scorecard",
-        yaml=("logging.scorecard",),
         shown_default="none",
         metavar="FILE",
         help="Append a line of figures to this file at each --scorecard-interval: tokens/s, "
         "latencies, bytes moved, memory. The format is CSV, or lines of JSON if the name ends "
-        "in .jsonl or .ndjson. docs/METRICS.md describes the columns.",
+        "in .jsonl or .ndjson. `uma-trio help metrics` describes the columns.",
     )
     scorecard_interval_s: float = option(
         5.0,
         flag="--scorecard-interval",
-        yaml=("logging.scorecard_interval_s",),
         read=seconds,
         metavar="TIME",
         minimum=0.1,
@@ -490,8 +458,7 @@ class Config(HttpConfig):
     log_level: LogLevel = option(
         "info",
         flag="--log-level",
-        env=("UMA_LOG_LEVEL", "UMA_DEBUG"),
-        yaml=("logging.level",),
+        older_env=("UMA_DEBUG",),
         choices=LOG_LEVELS,
         read=_log_level,
         metavar="LEVEL",
@@ -524,7 +491,6 @@ class Config(HttpConfig):
     shape_cpu_s: float = option(
         2.0,
         flag="--shape-cpu",
-        yaml=("limits.shape_cpu_s",),
         read=seconds,
         metavar="TIME",
         minimum=0.1,
@@ -536,7 +502,6 @@ class Config(HttpConfig):
     shape_memory: int = option(
         64 << 20,
         flag="--shape-memory",
-        yaml=("limits.shape_memory",),
         read=n_bytes,
         metavar="BYTES",
         minimum=16 << 20,
@@ -547,7 +512,6 @@ class Config(HttpConfig):
     embedding_model: Path | None = option(
         None,
         flag="--embedding-model",
-        env=("UMA_EMBEDDING_MODEL",),
         shown_default="none",
         metavar="MODEL",
         help="A further model, which makes vectors of texts (/v1/embeddings, `uma-trio embed`): a GGUF file of a "
@@ -557,7 +521,6 @@ class Config(HttpConfig):
     rerank_model: Path | None = option(
         None,
         flag="--rerank-model",
-        env=("UMA_RERANK_MODEL",),
         shown_default="none",
         metavar="MODEL",
         help="A model that scores how well documents fit a query (/v1/rerank, `uma-trio rerank`): a GGUF file of a "
@@ -566,7 +529,6 @@ class Config(HttpConfig):
     encoder_ttl_s: float | None = option(
         None,
         flag="--encoder-ttl",
-        env=("UMA_ENCODER_TTL",),
         shown_default="they stay",
         read=seconds,
         metavar="TIME",
@@ -702,3 +664,40 @@ def replace(config: Config, **changes: object) -> Config:
         if item.name in changes:
             item.check(changes[item.name], item.name)
     return attrs.evolve(config, **changes)  # type: ignore[arg-type]  # checked by name above
+
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Model": (
+        "model", "load", "model_dir", "llama", "threads", "gpu_layers", "flash_attention", "mlock", "mmap", "alias",
+        "chat_template_file", "reasoning", "reply_format", "lora", "lora_contexts", "embedding_model", "rerank_model",
+        "encoder_ttl_s",
+    ),
+    "Clients": (
+        "socket", "token_file", "max_sessions", "max_queue", "max_prompt_bytes", "max_tokens", "max_tokens_cap",
+        "idle_timeout_s", "drain_s", "shape_cpu_s", "shape_memory",
+    ),
+    "KV cache": ("n_ctx", "parallel", "kv_layout", "kv_type", "prefix_ram", "prefix_disk", "session_ttl_s"),
+    "Scheduling": (
+        "policy", "latency_cap", "reading_pace", "pause_cap", "playout_ms", "background_floor", "interactive_prompt",
+        "interactive_priority", "bmt_budget", "tick_budget_ms",
+    ),
+    "Speculative decoding": ("speculation",),
+    "HTTP": (
+        "http", "http_key_file", "http_admin_key_file", "http_host", "http_origin", "http_strict",
+        "http_reasoning", "http_max_prompt_bytes", "http_max_connections", "http_trusted_proxy", "agent",
+    ),
+    "Logs and records": ("log_level", "trace", "scorecard", "scorecard_interval_s"),
+}  # fmt: skip
+"""Under which heading the help and the reference show each option."""
+
+ESSENTIAL: Final = frozenset({
+    "model", "model_dir", "alias", "load", "embedding_model", "rerank_model", "socket", "max_tokens", "n_ctx", "parallel",
+    "kv_type", "prefix_ram", "gpu_layers", "threads", "latency_cap", "speculation", "http", "http_key_file", "log_level",
+})  # fmt: skip
+"""The options that `serve --help` shows; `--help-all` shows all."""
+
+
+def grouped() -> Mapping[str, tuple[Option, ...]]:
+    """Return the options under each heading, in the order in which they are shown."""
+    named = {item.name: item for item in OPTIONS}
+    return {heading: tuple(named[name] for name in names) for heading, names in GROUPS.items()}

@@ -1,9 +1,8 @@
 """Where settings come from: flag, then environment, then a YAML file, then the default.
 
-The file is the one that is named, or else ``~/.config/uma-trio/config.yaml`` if that is there.
-
-Both layouts of the seeds' YAML are read. Nothing unknown is ignored: it is refused with the
-nearest known name.
+The file is the one that is named, or else ``~/.config/uma-trio/config.yaml`` if it exists. Its keys are the flags'
+names with underscores; :data:`SECTIONS` has the sectioned keys of the specification. Nothing unknown is ignored: it
+is refused with the nearest known name.
 """
 
 from __future__ import annotations
@@ -11,18 +10,84 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
 
 from uma_trio.config.models import SECTION, ModelSpec, check_names, further_models, read_models
 from uma_trio.config.option import ConfigError, Option, as_written, show
 from uma_trio.config.options import OPTIONS, Config
-from uma_trio.config.place import CONFIG_ENV, CONFIG_FLAG, ENV_PREFIX, users_file
-from uma_trio.config.reserved import RESERVED
+from uma_trio.config.place import CONFIG_ENV as CONFIG_ENV
+from uma_trio.config.place import CONFIG_FLAG as CONFIG_FLAG
+from uma_trio.config.place import ENV_PREFIX, users_file
 from uma_trio.sockets.path import default_socket
 from uma_trio.words import nearest
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
+
+
+@frozen
+class Reserved:
+    """A setting of the specification that has one value: accepted with that, refused otherwise."""
+
+    flag: str | None
+    key: str
+    accepts: tuple[str, ...]
+    because: str
+
+    def check(self, raw: object, source: str) -> None:
+        """Raise :class:`ConfigError` unless `raw` is the one value."""
+        if str(raw).strip().lower() not in self.accepts:
+            raise ConfigError(
+                f"{source}: {as_written(raw)} is not available: {self.because}; "
+                f"omit it or use {self.accepts[0]}"
+            )
+
+
+_MEASURED: Final = "the policy derives the batch size from measured times"
+RESERVED: Final = (
+    Reserved(
+        "--kv-pack",
+        "kv_pack",
+        ("default",),
+        "llama.cpp stores K by cell, and V by cell or across them; it has no layout by heads",
+    ),
+    Reserved("--ipc", "ipc", ("uds",), "the Unix domain socket is the only transport"),
+    Reserved(None, "ipc.backlog", ("64",), "the listener's backlog is fixed"),
+    Reserved(None, "scheduler.max_merge", ("4",), _MEASURED),
+    Reserved(None, "scheduler.start_target_tokens", ("32",), _MEASURED),
+    Reserved(
+        None,
+        "scheduler.preempt_at_token",
+        ("true", "on"),
+        "requests always join between two tokens",
+    ),
+    Reserved(None, "metrics.tick_interval_ms", ("1000",), "the scorecard is updated every second"),
+    Reserved(
+        None,
+        "qos.background.priority",
+        ("1",),
+        "qos.interactive.priority is relative to this value",
+    ),
+)
+SECTIONS: Final = {
+    "ipc.uds_path": "socket",
+    "limits.max_sessions": "max_sessions",
+    "limits.max_prompt_bytes": "max_prompt_bytes",
+    "limits.max_tokens": "max_tokens_cap",
+    "scheduler.tick_budget_ms": "tick_budget_ms",
+    "qos.interactive.priority": "interactive_priority",
+    "logging.scorecard_interval_s": "scorecard_interval",
+    "bmt_budget_gbps": "bmt_budget",
+}
+"""The keys of the specification, and ours for them."""
+_REMOVED_ENV: Final = {
+    "UMA_N_SEQ": "UMA_PARALLEL",
+    "UMA_USE_MLOCK": "UMA_MLOCK",
+    "UMA_USE_MMAP": "UMA_MMAP",
+    "UMA_IDLE_TIMEOUT_SEC": "UMA_IDLE_TIMEOUT",
+}
 
 
 def flag_key(flag: str) -> str:
@@ -32,18 +97,7 @@ def flag_key(flag: str) -> str:
 
 def known_env() -> list[str]:
     """Return every environment variable that is read."""
-    return [
-        CONFIG_ENV,
-        *(name for item in OPTIONS for name in item.env),
-    ]
-
-
-def known_keys() -> list[str]:
-    """Return every YAML key, dotted."""
-    return [
-        *(key for item in OPTIONS for key in item.keys),
-        *(key for item in RESERVED for key in item.keys),
-    ]
+    return [CONFIG_ENV, *(name for item in OPTIONS for name in item.env)]
 
 
 def load(
@@ -136,16 +190,16 @@ def _first(
 
     `named` is how the file is named before its keys.
     """
-    key = flag_key(item.flag)
-    if key in flags:
-        return flags[key], item.flag
+    if item.key in flags:
+        return flags[item.key], item.flag
     for name in item.env:
         if name == "UMA_DEBUG" and name in env:
             if env[name].strip().lower() not in {"0", "false", "no", "off"}:
                 return "debug", name
         elif name in env:
             return env[name], name
-    written = [name for name in item.keys if name in file]
+    keys = (item.key, *(key for key, ours in SECTIONS.items() if ours == item.key))
+    written = [name for name in keys if name in file]
     if len(written) > 1:
         message = f"{named}{' and '.join(written)} set the same thing; keep one of them"
         raise ConfigError(message)
@@ -183,8 +237,13 @@ def _check_reserved(flags: Mapping[str, object]) -> None:
 
 
 def _refuse_unknown_env(env: Mapping[str, str]) -> None:
-    """Refuse what looks like a slip of the pen; the prefix alone is not ours to claim."""
+    """Refuse what looks like a misspelling. Other programs may use the prefix, too."""
     known = known_env()
+    for name, instead in _REMOVED_ENV.items():
+        if name in env:
+            raise ConfigError(
+                f"{name}: no such environment variable (did you mean {instead}?); rename it"
+            )
     for name in sorted(env):
         if not name.startswith(ENV_PREFIX) or name in known:
             continue
@@ -247,46 +306,49 @@ def _ambiguity(node: Node | None, around: tuple[Node, ...]) -> str:
 
 
 def _settings(document: Mapping[object, object], path: Path) -> Iterator[tuple[str, object]]:
-    known = known_keys()
-    if SECTION in document:
-        yield SECTION, document[SECTION]
-    rest = {key: value for key, value in document.items() if key != SECTION}
-    for key, value in _flatten(rest, ""):
-        if key == "ipc" and str(value).lower() == "uds":
-            continue  # the flat spelling of --ipc, beside the section of the same name
-        if key not in known and (shape := _shape(key)):
-            message = (
-                f"{path}: {key} takes settings, {shape}, and not {as_written(value)}; "
-                f"see docs/CONFIG.md"
+    reserved = {item.key: item for item in RESERVED}
+    known = {*(item.key for item in OPTIONS), *SECTIONS, *reserved}
+    sections = {key[:at] for key in known for at, letter in enumerate(key) if letter == "."}
+    for key, value in _flatten(document, "", sections):
+        if key == SECTION or key in known:
+            if key in reserved:
+                reserved[key].check(value, f"{path}: {key}")
+            yield key, value
+        elif key in sections:
+            inside = ", ".join(
+                sorted(k.removeprefix(f"{key}.") for k in known if k.startswith(f"{key}."))
             )
-            raise ConfigError(message)
-        if (above := key.rpartition(".")[0]) in known:
-            message = f"{path}: {above} takes one value, and no settings below it"
-            raise ConfigError(message)
-        if key not in known:
-            # As in {model: a,b.gguf}, where YAML takes the comma for its own.
-            comma = "; a text that holds a comma needs quotes" if value is None else ""
-            message = f"{path}: no such key {key}{nearest(key, known)}{comma}; see docs/CONFIG.md"
-            raise ConfigError(message)
-        for item in RESERVED:
-            if key in item.keys:
-                item.check(value, f"{path}: {key}")
-        yield key, value
+            raise ConfigError(
+                f"{path}: {key} takes settings ({inside}), and not {as_written(value)}; see `uma-trio help config`"
+            )
+        elif (above := key.rpartition(".")[0]) in known - sections:
+            raise ConfigError(f"{path}: {above} takes one value, and no settings below it")
+        else:
+            # As in {policy: deadline,-stairs}, where the comma is YAML's.
+            comma = "; a text with a comma needs quotes" if value is None else ""
+            hint = _HABITS.get(key) or nearest(key, sorted(known))
+            raise ConfigError(f"{path}: no such key {key}{hint}{comma}; see `uma-trio help config`")
 
 
-def _flatten(node: Mapping[object, object], prefix: str) -> Iterator[tuple[str, object]]:
+_HABITS: Final = {
+    "http_port": " (did you mean http?)",
+    "port": " (did you mean http?)",
+    "ctx_size": " (did you mean n_ctx?)",
+    "context": " (did you mean n_ctx?)",
+    "context_length": " (did you mean n_ctx?)",
+    "num_ctx": " (did you mean n_ctx?)",
+    "num_parallel": " (did you mean parallel?)",
+    "n_gpu_layers": " (did you mean gpu_layers?)",
+}
+"""Keys of other programs, whose nearest name would be a wrong hint."""
+
+
+def _flatten(
+    node: Mapping[object, object], prefix: str, sections: set[str]
+) -> Iterator[tuple[str, object]]:
     for key, value in node.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{name}.")
-        elif not (value is None and _shape(name)):
+        if isinstance(value, dict) and name != SECTION:
+            yield from _flatten(value, f"{name}.", sections)
+        elif not (value is None and name in sections):
             yield name, value
-
-
-def _shape(section: str) -> str:
-    """Return what a section looks like, as in ``{priority: ...}``; "" if no section is called so."""
-    inside = f"{section}."
-    names = (key.removeprefix(inside) for key in known_keys() if key.startswith(inside))
-    shapes = {first: _shape(inside + first) for first in (name.split(".")[0] for name in names)}
-    inner = ", ".join(f"{name}: {shape or '...'}" for name, shape in shapes.items())
-    return f"{{{inner}}}" if inner else ""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from attrs import asdict, frozen
-from cyclopts import Parameter
 
 from uma_trio.cli.output import OK, REFUSED, USAGE, Trouble, complain, console, print_json
+from uma_trio.cli.parser import Parameter
 from uma_trio.sockets.address import parse_address
 from uma_trio_cluster import nodes as nodes_file
 from uma_trio_cluster import process
@@ -28,8 +28,8 @@ _MOST_SIMULATED: Final = 10_000
 _LISTEN: Final = "127.0.0.1:8300"
 
 
-def _flag(text: str, metavar: str | None = None, negative: str = "") -> Parameter:
-    return Parameter(help=text, metavar=metavar, negative=negative)
+def _flag(text: str, metavar: str | None = None, *, many: bool = False) -> Parameter:
+    return Parameter(help=text, metavar=metavar, negative="", many=many)
 
 
 @frozen(kw_only=True)
@@ -82,18 +82,19 @@ AgentFlag = Annotated[
 ListenFlag = Annotated[str, _flag("With init: where clients connect.", "HOST:PORT")]
 SlotsFlag = Annotated[int | None, _flag("With init and add: the --parallel of the nodes (8).", "N")]
 
-Many = Parameter(consume_multiple=True, negative="")
 TraceFlag = Annotated[
     Path | None,
     _flag("With simulate: a trace in Mooncake's form; default: one that is made up.", "FILE"),
 ]
 MovesFlag = Annotated[
     tuple[float, ...],
-    Many,
-    _flag("With simulate: also let pins move at so many times the headroom; 0: never.", "X"),
+    _flag(
+        "With simulate: also let pins move at so many times the headroom; 0: never.", "X", many=True
+    ),
 ]
 StaleFlag = Annotated[
-    tuple[float, ...], Many, _flag("With simulate: also with headroom that is so old.", "SECONDS")
+    tuple[float, ...],
+    _flag("With simulate: also with headroom that is so old.", "SECONDS", many=True),
 ]
 LoadFlag = Annotated[
     float, _flag("With simulate: prompt tokens, by those that the machines can compute.", "X")

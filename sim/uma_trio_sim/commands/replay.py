@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-from cyclopts import Parameter
-
 from uma_trio.cli.output import OK, complain, print_json
+from uma_trio.cli.parser import Parameter
 from uma_trio.words import harmless, several
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from uma_trio.cli.output import OK, complain, console, print_json
+from uma_trio.cli.parser import Parameter
 from uma_trio.words import several
 from uma_trio_sim.commands.progress import RunsDone
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 TROUBLE = 2  # nothing was simulated; the same status as diff's
 
-Several = Parameter(consume_multiple=True, negative="")
 _COLUMNS = (
     ("CASE", "case", 0), ("ITL P50 X", "itl_p50_x", 2), ("P95 X", "itl_p95_x", 2),
     ("P99 X", "itl_p99_x", 2), ("MAX X", "itl_max_x", 2), ("MAX 3 S X", "startup_max_x", 2), ("GAP P95 X", "gap_p95_x", 2),
@@ -43,8 +41,8 @@ class _Refused(Exception):
     """The command line makes no sense; the message is one sentence."""
 
 
-def _flag(text: str, metavar: str | None = None) -> Parameter:
-    return Parameter(help=text, metavar=metavar, negative="")
+def _flag(text: str, metavar: str | None = None, *, many: bool = False) -> Parameter:
+    return Parameter(help=text, metavar=metavar, negative="", many=many)
 
 
 Names = tuple[str, ...]
@@ -53,12 +51,12 @@ Caps = tuple[float, ...]
 
 def simulate(
     *,
-    policy: Annotated[Names, Several, _flag("Policies, by name or module:function.", "NAME")] = (
+    policy: Annotated[Names, _flag("Policies, by name or module:function.", "NAME", many=True)] = (
         "baseline",
         "deadline",
     ),
-    workload: Annotated[Names, Several, _flag(_WORKLOADS, "NAME")] = (),
-    cap: Annotated[Caps, Several, _flag("Latency caps to run each policy with.", "X")] = (1.2,),
+    workload: Annotated[Names, _flag(_WORKLOADS, "NAME", many=True)] = (),
+    cap: Annotated[Caps, _flag("Latency caps to run each policy with.", "X", many=True)] = (1.2,),
     machine: Annotated[str | None, _flag(_MACHINES, "NAME")] = None,
     cost: Annotated[
         Path | None, _flag("Simulate the machine of a daemon's cost file.", "FILE")
