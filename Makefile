@@ -9,6 +9,7 @@ help:
 	@echo "make test     set up, run every test: first those without a model, then the real ones"
 	@echo "make foreign  llama.cpp's own server tests against this daemon; ARGS=--short for half a minute"
 	@echo "make clients  a session of every client that people use, unmodified; installs 2 GB; ARGS='litellm aiperf' for some"
+	@echo "make browsers the chat page in Chromium and Firefox, where they are installed"
 	@echo "make check    lint, format, types, import rules, freshness of generated docs"
 	@echo "make docs     render the generated parts of docs/"
 	@echo "make bench    throughput and overhead, beside llama.cpp's own programs if they are here"
@@ -45,6 +46,10 @@ test: setup-test
 	@$(BIN)/python -m compileall -q uma_trio protocol/uma_protocol sim/uma_trio_sim cluster/uma_trio_cluster  # or each daemon would compile
 	-@$(BIN)/python scripts/foreign_server_tests.py --fetch  # without the archive, tests with its templates skip
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+.PHONY: browsers
+browsers: setup-test
+	@$(BIN)/python -m pytest tests/test_page.py tests/test_page_browser.py tests/test_page_firefox.py $(ARGS)
 
 .PHONY: foreign
 foreign: setup-test

@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 NODE = VENV / "node"  # tests/test_http_sdk.py looks for node_modules there
-NODE_PACKAGE = "openai@^7"
+# Beside OpenAI's client: what tests of the page use for accessibility, and to drive Firefox.
+NODE_PACKAGES = ("openai@^7", "axe-core@4.14.1", "puppeteer-core@25.16.0")
 STAMP = VENV / "uma-trio-setup.json"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 LLAMA = "llama-cpp-python"
@@ -207,7 +208,7 @@ def install_extra(name: str) -> None:
     watched(f"Installing packages for tests ({name})", [*installer(), *requirements(extra=name)])
     if name == "sdk" and shutil.which("node") and shutil.which("npm"):
         command = ["npm", "install", "--prefix", str(NODE), "--ignore-scripts", "--no-fund"]
-        watched("Installing openai for Node", [*command, "--no-audit", NODE_PACKAGE])
+        watched("Installing packages for Node", [*command, "--no-audit", *NODE_PACKAGES])
 
 
 def installer() -> list[str]:

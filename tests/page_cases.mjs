@@ -1,190 +1,271 @@
-// What the page's script does, case by case: node tests/page_cases.mjs NAME, or without a name: the names.
+// What the page does with conversations and answers, case by case: node tests/page_cases.mjs NAME, or without a name: the names.
 import { strict as assert } from "node:assert";
-import { Origin, Tab } from "./page_kit.mjs";
+import { answers, conversations, daemon, Origin, streamed, Tab } from "./page_kit.mjs";
 
-const titles = (tab) => [...tab.page.talks.map((one) => one.title)].sort();
+const { append, choose, parseConversation, path, search, versionsOf } = conversations;
+
 /** Two tabs that know one conversation, "old". */
 function two() {
 	const origin = new Origin(), first = new Tab(origin);
 	first.begin("old");
-	first.page.saveNow();
-	first.page.talk.run = undefined; // answered
+	first.save();
 	return [origin, first, new Tab(origin)];
 }
-const turnsOf = (origin) => [...origin.items].filter(([key]) => key.startsWith("uma.talk.")).map(([, text]) => JSON.parse(text).turns.map((turn) => turn.content).join(" "));
-const refusal = (status, body) => async () => ({ ok: false, status, json: async () => { if (!body) throw new SyntaxError("no JSON"); return body; } });
-const settled = () => new Promise((done) => setTimeout(done, 5));
+const newMessage = () => ({ role: "assistant", content: "", reasoning: "", calls: [], stats: {}, partial: true });
+const newRun = () => ({ abort: new AbortController(), startedAt: 0, wait: null });
+const delta = (part, reason) => ({ choices: [{ delta: part, finish_reason: reason }] });
 
 const CASES = {
+	// --- tabs ---
 	"closing an idle tab erases nothing"() {
 		const [origin, idle, busy] = two();
 		busy.begin("long");
-		busy.page.saveNow();
+		busy.save();
 		idle.close();
 		assert.deepEqual(origin.titles(), ["long", "old"]);
 	},
-	"what an idle tab only looks at is not written"() {
+	"an idle tab that writes keeps what it has not heard of"() {
 		const [origin, idle, busy] = two();
-		busy.page.say("more");
-		busy.page.saveNow();
-		idle.page.go(idle.page.talks[0]);
+		busy.say("more");
+		busy.save();
+		idle.find("old").settings.seed = "7";
+		idle.store.touch(idle.find("old"));
 		idle.close();
-		assert.match(turnsOf(origin)[0], /old {2}more/);
+		assert.equal(origin.stored[0].settings.seed, "7");
+		assert.equal(origin.stored[0].messages.length, 4);
 	},
 	"a tab shows what another one writes"() {
 		const [, idle, busy] = two();
+		busy.say("more");
 		busy.begin("long");
-		busy.page.saveNow();
-		busy.page.go(busy.page.talks.find((one) => one.title === "old"));
-		busy.page.say("more");
-		busy.page.saveNow();
+		busy.save();
 		idle.wake();
-		assert.deepEqual(titles(idle), ["long", "old"]);
-		assert.equal(idle.page.talk.title, "old");
-		assert.equal(idle.page.talk.turns[2].content, "more");
-		assert.equal(idle.$("talks").children.length, 2);
-		assert.equal(idle.$("log").children.length, 4);
+		assert.deepEqual(idle.titles, ["long", "old"]);
+		assert.equal(idle.store.current.title, "old");
+		assert.equal(idle.shown(), "old re old more re more");
+	},
+	"one conversation that is answered in two tabs gets two versions"() {
+		const [origin, one, other] = two();
+		one.say("this");
+		other.say("that");
+		one.save();
+		other.save();
+		one.wake();
+		assert.equal(one.shown(), "old re old this re this");
+		assert.equal(other.shown(), "old re old that re that");
+		const third = new Tab(origin), question = path(third.store.current)[2];
+		assert.deepEqual(versionsOf(third.store.current, question).map(({ content }) => content).sort(), ["that", "this"]);
+	},
+	"an answer that another tab writes grows"() {
+		const [, idle, busy] = two();
+		const answer = busy.say("more");
+		busy.save();
+		idle.wake();
+		answer.content = "a longer answer";
+		busy.store.touch(busy.store.current, answer);
+		busy.save();
+		idle.wake();
+		assert.match(idle.shown(), /more a longer answer$/);
 	},
 	"a conversation that is deleted stays deleted"() {
 		const [origin, idle, busy] = two();
 		idle.begin("kept");
-		idle.page.saveNow();
+		idle.save();
 		busy.wake();
-		busy.page.drop(busy.page.talks.find((one) => one.title === "old"));
-		busy.page.saveNow();
+		busy.store.remove(busy.find("old"));
+		idle.say("more", idle.find("old"));
 		idle.wake();
-		assert.deepEqual(titles(idle), ["kept"]);
+		assert.deepEqual(idle.titles, ["kept"]);
 		idle.close();
 		busy.close();
 		assert.deepEqual(origin.titles(), ["kept"]);
 	},
-	"a conversation that is deleted is answered in no other tab"() {
-		const [origin, deleting, answering] = two();
-		answering.page.say("more");
-		answering.page.saveNow();
-		const { abort } = answering.page.talk.run;
-		deleting.wake();
-		deleting.page.drop(deleting.page.talks[0]);
-		answering.wake();
-		assert.ok(abort.signal.aborted);
-		answering.close();
+	"an answer that ends after its conversation was deleted does not bring it back"() {
+		const [origin, writing, deleting] = two();
+		const conversation = writing.store.current, answer = writing.say("more");
+		let removed = null;
+		writing.store.addEventListener("remove", ({ detail }) => { removed = detail.conversation; });
+		deleting.store.remove(deleting.find("old"));
+		writing.wake();
+		assert.equal(removed, conversation);
+		writing.store.touch(conversation, answer);
+		writing.close();
 		assert.deepEqual(origin.titles(), []);
 	},
-	"deleting all deletes in every tab"() {
-		const [origin, idle, busy] = two();
-		busy.begin("long");
-		busy.page.saveNow();
-		idle.$("forget").fire("click");
-		busy.wake();
-		assert.deepEqual(titles(busy), []);
-		idle.close();
-		busy.close();
+	"a deletion that a tab has not heard of holds, too"() {
+		const [origin, writing, deleting] = two();
+		deleting.store.remove(deleting.find("old"));
+		writing.say("more");
+		writing.close();
 		assert.deepEqual(origin.titles(), []);
 	},
-	"one conversation that is answered in two tabs becomes two"() {
-		const [origin, one, other] = two();
-		one.page.say("this");
-		other.page.say("that");
-		one.page.saveNow();
-		other.wake();
-		other.close();
-		one.wake();
-		one.close();
-		assert.deepEqual(turnsOf(origin).sort(), ["old  that ", "old  this "]);
-		assert.equal(new Set(new Tab(origin).page.talks.map((talk) => talk.id)).size, 2);
-	},
-	"a tab that comes back takes up what it has missed"() {
+	"a tab that comes back takes in what it has missed"() {
 		const [origin, away, busy] = two();
 		busy.begin("long");
-		busy.page.saveNow();
-		busy.page.drop(busy.page.talks.find((one) => one.title === "old"));
+		busy.save();
+		busy.store.remove(busy.find("old"));
 		away.missed = [];
-		away.window.fire("pageshow", { persisted: true });
-		assert.deepEqual(titles(away), ["long"]);
+		away.store.catchUp();
+		assert.deepEqual(away.titles, ["long"]);
 		away.close();
 		assert.deepEqual(origin.titles(), ["long"]);
 	},
 	"what cannot be read is left alone"() {
 		const [origin] = two();
-		for (const [id, text] of [["a", "{"], ["b", '{"turns": 3}'], ["c", "null"]]) origin.items.set(`uma.talk.${id}`, text);
+		for (const [id, text] of [["a", "{"], ["b", '{"messages": 3}'], ["c", "null"]]) origin.items.set(`uma.talk.${id}`, text);
 		const tab = new Tab(origin);
-		assert.deepEqual(titles(tab), ["old"]);
+		assert.deepEqual(tab.titles, ["old"]);
 		tab.begin("long");
 		tab.close();
 		assert.equal(origin.items.get("uma.talk.a"), "{");
-		assert.equal(origin.items.get("uma.talk.b"), '{"turns": 3}');
+		assert.equal(origin.items.get("uma.talk.b"), '{"messages": 3}');
 	},
 	"a conversation that has no room is stored when it has"() {
 		const [origin, tab] = two();
 		origin.most = 10;
 		tab.begin("long");
-		tab.page.saveNow();
-		assert.match(tab.$("notice").textContent, /no room/);
+		tab.save();
+		assert.equal(tab.store.isFull, true);
 		origin.most = Infinity;
-		tab.page.saveNow();
+		tab.save();
+		assert.equal(tab.store.isFull, false);
 		assert.deepEqual(origin.titles(), ["long", "old"]);
 	},
 	"a reload opens the conversation of this tab"() {
-		const [origin, first] = two(), session = new Map(), tab = new Tab(origin, { session });
+		const [origin, first] = two(), session = new Map(), tab = new Tab(origin, session);
 		tab.begin("mine");
 		tab.close();
-		first.page.go(first.page.talks[0]);
-		first.page.saveNow();
-		assert.equal(new Tab(origin, { session }).page.talk.title, "mine");
-		assert.equal(new Tab(origin).page.talk.title, "old");
+		first.store.open(first.find("old"));
+		assert.equal(new Tab(origin, session).store.current.title, "mine");
+		assert.equal(new Tab(origin).store.current.title, "old");
 	},
-	"conversations of an earlier page are found"() {
+	"conversations of earlier pages are found"() {
+		const turns = [{ role: "user", content: "hello" }, { role: "assistant", content: "half", cut: true }];
 		const origin = new Origin();
-		const talks = ["new", "old"].map((title) => ({ id: title, title, said: {}, turns: [{ role: "user", content: title }] }));
-		origin.items.set("uma.talks", JSON.stringify(talks));
+		origin.items.set("uma.talks", JSON.stringify(["new", "old"].map((title) => ({ id: title, title, said: { seed: "7" }, turns }))));
+		origin.items.set("uma.talk.one", JSON.stringify({ id: "one", title: "one", at: 9, said: {}, turns }));
 		const tab = new Tab(origin);
-		tab.page.saveNow();
-		assert.deepEqual([...tab.page.talks].map((one) => one.title), ["new", "old"]);
-		assert.deepEqual(origin.titles(), ["new", "old"]);
+		assert.deepEqual(tab.store.conversations.map(({ title }) => title), ["one", "new", "old"]);
+		assert.equal(tab.shown(tab.find("old")), "hello half");
+		assert.equal(tab.find("old").settings.seed, "7");
+		assert.equal(path(tab.find("one"))[1].partial, true);
+		assert.deepEqual(origin.titles(), ["new", "old", "one"]);
 		assert.ok(!origin.items.has("uma.talks"));
 	},
+
+	// --- versions ---
+	"a retry and an edit keep what was there"() {
+		const tab = new Tab(), conversation = tab.begin("first");
+		tab.say("second");
+		const [question, answer] = path(conversation);
+		const retried = append(conversation, question, { role: "assistant", content: "other" });
+		assert.equal(tab.shown(), "first other");
+		choose(conversation, answer);
+		assert.equal(tab.shown(), "first re first second re second");
+		tab.say("edited", conversation, null);
+		assert.equal(tab.shown(), "edited re edited");
+		choose(conversation, question);
+		assert.equal(tab.shown(), "first re first second re second");
+		choose(conversation, retried);
+		assert.equal(tab.shown(), "first other");
+		assert.equal(versionsOf(conversation, answer).length, 2);
+		assert.equal(versionsOf(conversation, question).length, 2);
+	},
+	"a reload shows the version that was chosen"() {
+		const origin = new Origin(), tab = new Tab(origin), conversation = tab.begin("first");
+		const [question, answer] = path(conversation);
+		append(conversation, question, { role: "assistant", content: "other" });
+		choose(conversation, answer);
+		tab.store.touch(conversation);
+		tab.close();
+		assert.equal(new Tab(origin).shown(), "first re first");
+	},
+
+	// --- search, export, import ---
+	"a search finds titles and messages of every version"() {
+		const tab = new Tab();
+		tab.begin("A fox");
+		const other = tab.begin("Maths");
+		append(other, null, { role: "user", content: "What of the FOX?", files: [{ name: "den.txt", text: "" }] });
+		assert.deepEqual(search(tab.store.conversations, " fox ").map(({ conversation, excerpt }) => [conversation.title, excerpt]).sort(), [["A fox", ""], ["Maths", "What of the FOX?"]]);
+		assert.deepEqual(search(tab.store.conversations, "den.txt").map(({ conversation }) => conversation.title), ["Maths"]);
+		assert.equal(search(tab.store.conversations, "wolf").length, 0);
+		assert.equal(search(tab.store.conversations, "").length, 2);
+	},
+	"an export that is imported again changes nothing, and adds what was deleted"() {
+		const tab = new Tab(), contents = () => tab.store.conversations.map(({ title, messages }) => [title, messages.map(({ content }) => content)]);
+		tab.begin("kept");
+		tab.begin("deleted");
+		tab.save();
+		const text = tab.store.export(), before = contents();
+		tab.store.remove(tab.find("deleted"));
+		tab.say("since", tab.find("kept"));
+		assert.equal(tab.store.import(JSON.parse(text)), 2);
+		before.find(([title]) => title === "kept")[1].push("since", "re since");
+		assert.deepEqual(contents().sort(), before.sort());
+		assert.deepEqual(tab.origin.titles(), ["deleted", "kept"]);
+	},
+	"an import with circles, strangers and wrong types is cut down to what holds"() {
+		const message = (id, parent, more = {}) => ({ id, parent, chosen: id, role: "user", content: id, ...more });
+		const found = parseConversation({
+			id: "x", title: 3, settings: { seed: 7, system: "be brief" }, chosen: "gone",
+			messages: [message("a", null), message("b", "c"), message("c", "b"), message("d", "d"), null, 7, [], message("a", null), message("e", "a", { role: "system" }),
+				message("f", "a", { files: [{ name: 1, text: "t" }, "no"], calls: 3, content: {} })],
+		});
+		assert.deepEqual(found.messages.map(({ id }) => id), ["a", "f"]);
+		assert.deepEqual(path(found).map(({ id }) => id), ["a", "f"]);
+		assert.deepEqual([found.title, found.settings, found.messages[1].files, found.messages[1].content], ["", { system: "be brief" }, [{ name: "", text: "t" }], ""]);
+		for (const raw of [null, 3, "x", [], {}, { messages: {} }]) assert.equal(parseConversation(raw), null);
+	},
+
+	// --- requests and answers ---
 	"only what the person has set is asked for"() {
-		const { page } = new Tab();
-		const sent = (said) => { page.talk.said = said; return Object.keys(page.bodyOf([])).sort(); };
+		daemon.daemon.models = [{ id: "m", isChat: true, defaults: { temperature: 0.3 } }];
+		const sent = (settings) => Object.keys(answers.bodyOf({ settings, model: "" }, [])).sort();
 		const always = ["messages", "model", "return_progress", "stream", "stream_options"];
 		assert.deepEqual(sent({}), always);
 		assert.deepEqual(sent({ temperature: "0", top_p: "", seed: "7" }), [...always, "seed", "temperature"].sort());
 	},
-	async "a refusal is no daemon that does not answer"() {
-		const tab = new Tab(new Origin(), { fetch: refusal(503, { error: { message: "code is not loaded" } }) });
-		tab.$("batch").hidden = false;
-		tab.page.watch();
-		await settled();
-		assert.equal(tab.$("nothing").textContent, "code is not loaded.");
-		assert.equal(tab.$("state").textContent, "connected");
-		assert.equal(tab.$("notice").textContent, "");
+	"a model without a temperature of its own gets that of the chat"() {
+		daemon.daemon.models = [{ id: "m", isChat: true, defaults: {} }];
+		assert.equal(answers.bodyOf({ settings: {}, model: "m" }, []).temperature, 0.7);
+		assert.equal(answers.bodyOf({ settings: { temperature: "0" }, model: "m" }, []).temperature, 0);
 	},
-	async "a proxy without a daemon behind it is one"() {
-		const tab = new Tab(new Origin(), { fetch: refusal(503, null) });
-		await settled();
-		assert.equal(tab.$("state").textContent, "no daemon");
+	"an answer that has text is continued, an empty one is written"() {
+		const question = { role: "user", content: "hello" };
+		const body = (content) => answers.bodyOf({ settings: { system: "be brief" }, model: "m" }, [question, { role: "assistant", content }]);
+		assert.equal(body("half").continue_final_message, true);
+		assert.deepEqual(body("").messages, [{ role: "system", content: "be brief" }, question]);
+		assert.equal(body("").continue_final_message, undefined);
 	},
-	"Markdown becomes elements"() {
-		const { page } = new Tab();
-		for (const [text, made] of [
-			["# C#", "h1(C#)"], ["## a ##", "h2(a)"], ["# #", "h1()"], ["#  x  ", "h1(x)"], ["# a # b ##", "h1(a # b)"],
-			["a ``b`c`` `d`", "p(a code(b`c) code(d))"], ["a```", "p(a```)"], ["***", "hr()"], ["- a\n# h", "ul(li(a))h1(h)"],
-			["- a\n\n- b\n\nc", "ul(li(a)li(b))p(c)"], ["a\n- b", "p(a)ul(li(b))"], ["> # q\n> - a", "blockquote(h1(q)ul(li(a)))"],
-			["```\nfoo bar\n```", "div(div(span(text)button(Copy))pre(code(foo bar)))"], ["```py\nx\n```", "div(div(span(py)button(Copy))pre(code(x)))"],
-		]) assert.equal(page.blocksOf(text).map((one) => String(page.block(one))).join(""), made, text);
+	"a file goes before the message, in a fence that it does not close"() {
+		const text = answers.textOf({ content: "explain", files: [{ name: "a.md", text: "```\nx\n```" }, { name: "b.txt", text: "y\n" }] });
+		assert.equal(text, "a.md\n````\n```\nx\n```\n````\n\nb.txt\n```\ny\n```\n\nexplain");
 	},
-	"Markdown of any shape is shown in time by its length"() {
-		const { page, $ } = new Tab(), N = 250_000;
-		const long = (unit) => unit.repeat(Math.ceil(N / unit.length));
-		const growing = Array.from({ length: 700 }, (_, n) => "`".repeat(n + 1)).join(" ");
-		const nested = Array.from({ length: 700 }, (_, n) => `${" ".repeat(n)}- a`).join("\n");
-		for (const text of [
-			`# ${long("#")}x`, `# a${long(" ")}x`, `# ${long("# ")}x`, `a${long("`")}`, long("a ` "), long("``a`"), `a ${growing}`,
-			...["*a", "**a ", "a**", "a*", "a~~", "~~a ", "a[", "[a](", "![", "[a](http://a   ", '[a](http://a "', "a http://b", "<http://", "a\\*", "[`*~", "`a``b*", "*a**b~~c`d[e](f"].map(long),
-			`[a](http://${long("a")}`, `http://${long(".")}`, `${long("- ")}x`, `--${long(" ")}x`, `${long("-")}x`, long("_"), `${long("_ ")}x`, `${long(" ")}x`, `${long(" ")}x\n${long("x\n")}`, `-${long(" ")}x\n${long("b\n")}`,
-			long("a\n"), long("- a\n"), nested, `- a\n${long(" \n")}`, `${long("1")}. `, `|a|\n|-|\n${long("|")}`, `a|b\n${long("-")}\nx`, `|a|\n|-|\n${long("|a|\n")}`, long("> "), long("> a\n"), long(`${">".repeat(50)}a\n`),
-			`\`\`\`${long(" ")}x`, long("```\n"), `\`\`\`\n${long("a\n")}`, `~~~~\n${long("~~~\n")}`, `${long("`")}\n${long("```\n")}`, long("\n"),
-		]) page.markdown($(`shape of ${text.slice(0, 9)}`), text);
+	async "a stream fills the message and says when it is whole"() {
+		globalThis.fetch = async () => streamed(
+			{ prompt_progress: { total: 9, processed: 4, cache: 0 } }, delta({ reasoning_content: "hm" }), delta({ content: "Hel" }), delta({ content: "lo" }),
+			delta({ tool_calls: [{ index: 0, function: { name: "f", arguments: "{" } }] }), delta({ tool_calls: [{ index: 0, function: { arguments: "}" } }] }),
+			{ ...delta({}, "stop"), timings: { cache_n: 2, prompt_n: 7, predicted_n: 5, predicted_per_second: 9.5, queue_ms: 1 } }, "[DONE]");
+		const message = newMessage(), waits = [], run = newRun();
+		await answers.stream({}, message, run, () => waits.push(run.wait?.value));
+		assert.deepEqual([message.content, message.reasoning, message.calls], ["Hello", "hm", [{ name: "f", arguments: "{}" }]]);
+		assert.deepEqual([message.partial, message.stats.reason, message.stats.prompt, waits[0], waits[1]], [false, "stop", 9, 4, undefined]);
+	},
+	async "an answer that is cut stays partial"() {
+		for (const [events, error] of [[[delta({ content: "half" }, "length"), "[DONE]"], null], [[delta({ content: "half" })], TypeError], [[delta({ content: "half" }), { error: { message: "no" } }], daemon.Refused]]) {
+			globalThis.fetch = async () => streamed(...events);
+			const message = newMessage(), done = answers.stream({}, message, newRun(), () => {});
+			if (error) await assert.rejects(done, error); else await done;
+			assert.deepEqual([message.content, message.partial], ["half", true]);
+		}
+	},
+	async "a refusal is told from a daemon that does not answer"() {
+		const answer = (status, body) => { globalThis.fetch = async () => new Response(body, { status }); };
+		answer(503, '{"error": {"message": "code is not loaded"}}');
+		await assert.rejects(daemon.request("/health"), (error) => error instanceof daemon.Refused && error.message === "code is not loaded");
+		answer(502, "<html>Bad Gateway</html>");
+		await assert.rejects(daemon.request("/health"), TypeError);
 	},
 };
 

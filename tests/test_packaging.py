@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from uma_trio.backend import bindings
 
@@ -214,3 +215,12 @@ def test_the_checksums_of_a_release_are_those_of_sha256sum(
     (tmp_path / "a.whl").write_bytes(b"a")
     packaging["make_release"].write_checksums(tmp_path)
     subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+def test_the_wheel_has_every_file_of_the_page() -> None:
+    """The static files, and the licences of the libraries among them."""
+    built = {each.distribution_path for each in WheelBuilder(str(ROOT)).recurse_included_files()}
+    folder = "uma_trio/http/page/static"
+    every = {str(each.relative_to(ROOT)) for each in (ROOT / folder).rglob("*") if each.is_file()}
+    assert f"{folder}/vendor/katex/LICENSE" in every
+    assert every <= built

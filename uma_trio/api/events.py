@@ -255,7 +255,7 @@ def _request(running: Running, waits: str) -> dict[str, Any]:
 
 def _speeds(found: Mapping[str, Any]) -> dict[str, Any]:
     card = found.get("scorecard") or {}
-    names = ("tokens_generated_per_s", "tokens_per_s", "interactive_p95_ms")
+    names = ("interval_s", "tokens_generated_per_s", "tokens_per_s", "interactive_p95_ms")
     return {name: card.get(name) for name in names}
 
 

@@ -167,6 +167,7 @@ def _model(shared: Shared, name: str) -> dict[str, Any]:
         "capabilities": [CAPABILITIES[served.gives]],
         "status": {"value": "loaded"},
         "max_model_len": served.bounds.n_ctx_seq,
+        "defaults": dict(served.defaults),
         "meta": {
             "n_ctx": served.bounds.n_ctx_seq,
             "n_ctx_train": info.n_ctx_train,
