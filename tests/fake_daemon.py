@@ -21,7 +21,7 @@ from uma_trio.app import daemon
 from uma_trio.backend.base import FloatArray, Overlap, nothing
 from uma_trio.config.options import OPTIONS, Config
 from uma_trio.config.settings import flag_key, load
-from uma_trio.engine.task import EngineDied
+from uma_trio.engine.inbox import EngineDied
 from uma_trio.observe import log
 from uma_trio.sockets.handover import HandoverFailed
 from uma_trio.sockets.inherited import inherited_sockets

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import trio
 
-from uma_trio.engine.encoder_engine import LOOK_S, EncoderEngine
-from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.encoder import LOOK_S, EncoderEngine
+from uma_trio.engine.inbox import Inbox, bury
 from uma_trio.engine.loop import Engine
-from uma_trio.engine.task import bury
 from uma_trio.machine.background import BackgroundScheduler
 
 

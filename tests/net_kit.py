@@ -33,8 +33,7 @@ from uma_protocol import (
     Token,
 )
 from uma_trio.backend.encoder import EncoderModel
-from uma_trio.engine.encoder_engine import EncoderEngine
-from uma_trio.engine.encoding import Encodings
+from uma_trio.engine.encoder import EncoderEngine, Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import StreamItem
 from uma_trio.engine.planner import EngineSettings

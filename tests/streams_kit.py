@@ -14,8 +14,7 @@ from engine_kit import Doze, Sink
 from machine_kit import Clock, Machine
 
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.encoder_engine import EncoderEngine
-from uma_trio.engine.encoding import Encodings
+from uma_trio.engine.encoder import EncoderEngine, Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Encode, SamplingParams, Submit

@@ -10,14 +10,14 @@ from engine_kit import KINDS, Balking, Bench, BrokenText, OnDevice
 
 from uma_trio.backend.base import Overlap, nothing
 from uma_trio.engine.drafts import Drafter
-from uma_trio.engine.drafts.contained import (
+from uma_trio.engine.drafts.drafting import (
     FIRST_REST_S,
     LONGEST_REST_S,
     PATIENCE,
     Contained,
     Failures,
 )
-from uma_trio.engine.handler import Handler
+from uma_trio.engine.intake import Handler
 from uma_trio.engine.messages import InboxMessage, SetLane
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.deadline import deadline

@@ -23,16 +23,19 @@ from uma_trio.backend.base import IntArray, Traits
 from uma_trio.config.options import Config
 from uma_trio.engine.chunk import EARLIER_ANSWERS, OWN_TEXT, DraftOrigin
 from uma_trio.engine.drafts import Drafter
-from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, Lookup, Runs
-from uma_trio.engine.drafts.pool import (
+from uma_trio.engine.drafts.lookup import (
+    INDEXED_A_TICK,
     MOST_NAMESPACES,
     MOST_PROMPT_TOKENS,
     MOST_PROMPTS,
     EarlierAnswers,
+    Lookup,
     Pool,
     Prompts,
+    Runs,
+    Survival,
+    part_of,
 )
-from uma_trio.engine.drafts.survival import Survival, part_of
 from uma_trio.engine.messages import Prefix
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.accounting import planned_work

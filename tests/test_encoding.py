@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma_trio.backend.base import IntArray
-from uma_trio.engine.encoder_engine import EncoderEngine
-from uma_trio.engine.encoding import BATCH_TOKENS, Encodings
+from uma_trio.engine.encoder import BATCH_TOKENS, EncoderEngine, Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Encode, Encoded, Explain, Inspect, Prefix, StopEncoding
 from uma_trio.engine.records import Wait

@@ -12,11 +12,10 @@ from attrs import frozen
 from engine_kit import Bench, slow
 from inline_kit import Wakeup, run_inline
 
-from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.inbox import EngineDied, Inbox, bury
 from uma_trio.engine.loop import Engine
 from uma_trio.engine.messages import Finished, SamplingParams, StreamItem, Submit, TokenOut
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.task import EngineDied, bury
 from uma_trio.machine.bell import Bell
 from uma_trio.machine.machine import Machine as Compute
 from uma_trio.machine.machine import run_machine

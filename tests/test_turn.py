@@ -14,7 +14,7 @@ from encoder_kit import PART_S as PART_S_OF_TEXT
 from streams_kit import COST, STEP_S, Streams, Timed
 
 from uma_trio.backend.base import BackendDied, Overlap, nothing
-from uma_trio.engine.encoder_engine import LOOK_S, LOOKS
+from uma_trio.engine.encoder import LOOK_S, LOOKS
 from uma_trio.engine.messages import (
     Explain,
     Finished,
@@ -23,7 +23,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.planner import Planner
 from uma_trio.engine.records import Recorded, Wait
-from uma_trio.engine.waits import wait_of
+from uma_trio.engine.snapshot import wait_of
 from uma_trio.machine.machine import Machine as Compute
 from uma_trio.machine.work import CAREFUL, EARLY_S, PART_S, Claim, Grant, choose, free_s, leads
 from uma_trio.policy.cost import CostModel, Staircase, Work

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from uma_trio.engine.chunk import Completed
+from uma_trio.engine.chunk import TickResult
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.costing.store import Unusable, recall
 from uma_trio.policy.plan import Plan
@@ -108,7 +108,7 @@ class MachineRun:
         noise = profile.noise(self.random, plan.n_tokens + plan.ballast, state.now)
         return host_s, profile.cost(work, state, plan) * noise
 
-    def charge(self, completed: Completed, took_s: float) -> None:
+    def charge(self, completed: TickResult, took_s: float) -> None:
         """Charge a tick to its clients, by the rows of each."""
         plan, views = completed.tick.plan, completed.tick.state.views
         per_row = took_s / plan.n_tokens

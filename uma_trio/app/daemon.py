@@ -68,8 +68,8 @@ from uma_trio.config.hardware import (
 from uma_trio.config.options import Config
 from uma_trio.config.settings import restated
 from uma_trio.engine.cells import PrefixDisk
+from uma_trio.engine.inbox import EngineDied, bury
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.task import EngineDied, bury
 from uma_trio.machine.bell import Bell
 from uma_trio.machine.machine import Machine, run_machine
 from uma_trio.machine.work import Work
@@ -163,7 +163,7 @@ async def serve(
         uma_trio.config.option.ConfigError: no policy has that name, the trace or the scorecard cannot
             be written where they should be, or the token cannot be used.
         uma_trio.backend.base.ModelError: the model cannot be used.
-        uma_trio.engine.task.EngineDied: every stream was told, and the socket is removed.
+        uma_trio.engine.inbox.EngineDied: every stream was told, and the socket is removed.
     """
     policy = chosen_policy(config)
     config = told_by(inherited, config)

@@ -27,8 +27,7 @@ from uma_trio.backend.encoder import EncoderInfo, EncoderModel
 from uma_trio.backend.kv_memory import available_memory
 from uma_trio.config.hardware import physical_cores
 from uma_trio.config.options import Config
-from uma_trio.engine.encoder_engine import EncoderEngine
-from uma_trio.engine.encoding import Encodings
+from uma_trio.engine.encoder import EncoderEngine, Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.observe import log
 from uma_trio.observe.figures import EncodingFigures

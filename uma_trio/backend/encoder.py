@@ -48,7 +48,7 @@ class EncoderInfo:
 
     `n_ctx` is the longest input in tokens. `width` is how many numbers are made of an input. With `pooling`
     "rank" these are scores, one for each of `labels`. A batch takes at most `max_inputs` and `max_tokens`; the engine's
-    batches of several inputs are smaller (:data:`uma_trio.engine.encoding.BATCH_TOKENS`).
+    batches of several inputs are smaller (:data:`uma_trio.engine.encoder.BATCH_TOKENS`).
     """
 
     name: str

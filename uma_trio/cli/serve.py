@@ -63,7 +63,7 @@ def run_daemon(config: Config, *, replace: bool = False) -> int:
     from uma_trio.app import daemon
     from uma_trio.backend.base import ModelError
     from uma_trio.config.errors import ConfigError
-    from uma_trio.engine.task import EngineDied
+    from uma_trio.engine.inbox import EngineDied
     from uma_trio.sockets.handover import HandoverFailed
     from uma_trio.sockets.inherited import NotUsable, inherited_sockets
     from uma_trio.sockets.listener import SocketTaken, SocketUnusable

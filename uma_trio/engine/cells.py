@@ -73,7 +73,11 @@ class Cells:
         #: How many cells fewer are held in slots than if nobody shared any.
         self.shared = 0
         self.prefix = PrefixCache(
-            *(backend, prefix_bytes, clock, self._recount, note),
+            backend,
+            prefix_bytes,
+            clock,
+            self._recount,
+            note,
             session_ttl_s=session_ttl_s,
             copying=copying,
             charges=charges,
@@ -195,7 +199,6 @@ class Cells:
             raise KvError("reserved cells do not add up")
 
     def _recount(self) -> None:
-        """Count anew what is shared; to be called after cells were shared, and after a release."""
         self.shared = self._backend.kv_shared([one.slot for one in self._owners.values()])
 
     # --- who waits for cells ---

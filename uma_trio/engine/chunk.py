@@ -1,7 +1,7 @@
 """The values of one tick: ``plan -> Chunk -> batch -> compute -> Outcome -> commit -> publish``.
 
 A :class:`Chunk` is one sequence's part of a batch. An :class:`Outcome` is the result of a chunk. A
-:class:`Tick` is a batch before it is computed, a :class:`Completed` the same tick afterwards. All
+:class:`Tick` is a batch before it is computed, a :class:`TickResult` the same tick afterwards. All
 of them are frozen; only :meth:`uma_trio.engine.sequences.Sequence.advance` changes a sequence.
 """
 
@@ -199,7 +199,7 @@ class Tick:
 
 
 @frozen(eq=False)
-class Completed:
+class TickResult:
     """A tick that was computed until `at` (engine's clock), with the seconds of its parts.
 
     `masks_s` has, for each token that a constraint refused, the time to find another one; it is
@@ -246,7 +246,6 @@ def ends_prompt(results: Iterable[Outcome]) -> bool:
 
 
 def _checked(chunk: Chunk, sampled: SampledTokens) -> Outcome:
-    """Return what came of a chunk with drafts, a fault or a late mask."""
     row, drafts, tokens = chunk.first_row, chunk.drafts, sampled.tokens
     right = 0
     while right < len(drafts) and tokens[row + right] == drafts[right]:

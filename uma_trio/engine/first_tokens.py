@@ -107,7 +107,6 @@ class FirstTokenBook:
         )
 
     def _follow_machines(self, now: float, prompts: Iterable[Sequence]) -> None:
-        """Update when the machines of the senders would have computed these prompts; forget idle machines."""
         idle = [node for node, machine in self._machines.items() if machine.is_idle(now)]
         for node in idle:
             del self._machines[node]

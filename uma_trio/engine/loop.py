@@ -34,18 +34,16 @@ from attrs import evolve
 from uma_trio.backend.base import Backend, DecodeStatus
 from uma_trio.engine import tick_metrics
 from uma_trio.engine.cells import Cells, ModelDisk, PageStore
-from uma_trio.engine.chunk import Completed, Outcome, Tick, ends_prompt, outcomes
+from uma_trio.engine.chunk import Outcome, Tick, TickResult, ends_prompt, outcomes
 from uma_trio.engine.drafts import Drafting, Feeding, drafter_for
 from uma_trio.engine.first_tokens import FirstTokenBook
-from uma_trio.engine.handler import Handler
 from uma_trio.engine.idle import Refining
 from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.intake import Handler, SlotAdmission
 from uma_trio.engine.kv.works import works_of
 from uma_trio.engine.messages import Cancel, Finished, InboxMessage, Submit
 from uma_trio.engine.outlet import Outlet
-from uma_trio.engine.places import Places
 from uma_trio.engine.planner import EngineSettings, Planner
-from uma_trio.engine.policy_failures import PolicyFailures
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Publisher, TickFigures
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.recovery import Recovery
@@ -53,6 +51,7 @@ from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.tick_abort import GIVEN_UP, TickAbort
+from uma_trio.engine.tick_metrics import PolicyFailures
 from uma_trio.machine.background import Background, BackgroundScheduler, Charges, Load
 from uma_trio.machine.work import Claim, Grant, Work
 from uma_trio.observe import log
@@ -100,34 +99,48 @@ class Engine:
         )
         contract = self._contract = settings.contract
         self._publisher = Publisher(
-            *(outlet, metrics, contract.startup_s, self._stream_failed, self._ended)
+            outlet, metrics, contract.startup_s, self._stream_failed, self._ended
         )
         self.registry = Registry(
-            *(self.cells, inbox, self._publisher, metrics, recorder, clock),
-            *(FirstTokenBook(backend.limits.n_batch, contract.newcomer_tokens), readers_s),
+            self.cells,
+            inbox,
+            self._publisher,
+            metrics,
+            recorder,
+            clock,
+            FirstTokenBook(backend.limits.n_batch, contract.newcomer_tokens),
+            readers_s,
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
-        self._places = Places(self.registry, self._recovery, contract)
+        self._admission = SlotAdmission(self.registry, self._recovery, contract)
         self._abort = abort = TickAbort(backend.arm, inbox, clock)
         self._planner = Planner(
-            *(backend, policy, self.registry, self._recovery, settings, masks),
+            backend,
+            policy,
+            self.registry,
+            self._recovery,
+            settings,
+            masks,
             in_debt=lambda: abort.in_debt,
         )
         if settings.cost is not None:
             metrics.promise.measured(settings.cost)
         self._drafter = drafter_for(backend.limits, drafter, wanted=_guesses_pay(settings))
         self._handler = Handler(
-            *(backend, self.registry, self._publisher, recorder, self._planner, self._drafter)
+            backend, self.registry, self._publisher, recorder, self._planner, self._drafter
         )
         self.refining = Refining(backend, inbox, self._planner, self.registry, metrics, clock)
         self._feeding = Feeding(
-            *(self._drafter, charges, clock, lambda: backend.traits.overlaps),
+            self._drafter,
+            charges,
+            clock,
+            lambda: backend.traits.overlaps,
             self.registry.running,
         )
         works = (*works_of(self.cells.prefix, self.registry), self._feeding, self.refining)
         self.background = Background(works, charges, self._planner.charge)
         self._arrived: deque[InboxMessage] = deque()  # what is not handled yet
-        self._uncommitted: Completed | None = None
+        self._uncommitted: TickResult | None = None
         self._decode_began = self._decode_ended = clock()
         self._idle, self._first_token_pending = True, False
         self._grant = Grant()
@@ -266,7 +279,6 @@ class Engine:
         return status
 
     def _begin(self, tick: Tick) -> None:
-        """Begin a tick that is computed in parts."""
         self._begun, self._claimed = tick, self._planner.claim(self._clock())
         self._decode_begins()
         may_abort = abortable(tick.state, tick.plan, self.cells.free_slots)
@@ -278,7 +290,6 @@ class Engine:
         )
 
     def _is_wanted(self) -> bool:
-        """Whether a message came for any model. Called on any thread."""
         return self._inbox.bell.rang
 
     def _decode_begins(self) -> None:
@@ -286,11 +297,9 @@ class Engine:
 
     @property
     def _computed_s(self) -> float:
-        """The seconds for which the tick that was begun has been computed."""
         return self._stopped_at - self._decode_began - self._paused_s
 
     def _while_computing(self, tick: Tick) -> None:
-        """Do what is left of the tick before. The backend calls this while it computes `tick`, or right before."""
         if self._backend.traits.overlaps:
             self._commit(computing=True)
             self._publish()
@@ -302,7 +311,7 @@ class Engine:
             self._planner.foresee_masks(tick, elsewhere=True)
             self._decode_began = self._clock()  # publishing is no part of the decode
 
-    def finish(self, tick: Tick, status: int) -> Completed | None:
+    def finish(self, tick: Tick, status: int) -> TickResult | None:
         """Sample a token for each row of logits; return the completed tick, or None if it failed.
 
         It is committed with the next tick.
@@ -325,7 +334,7 @@ class Engine:
         results = outcomes(tick.chunks, sampled, scores)
         self._first_token_pending = ends_prompt(results)
         sampling_s = self._clock() - now
-        self._uncommitted = Completed(
+        self._uncommitted = TickResult(
             tick,
             results,
             now,
@@ -366,16 +375,14 @@ class Engine:
         self.publish()
 
     def _take_in(self, now: float) -> None:
-        """Handle what has arrived, and give slots to those who wait. All outcomes must be committed."""
         while self._arrived:  # one that raises stays, for `fail_all`
             self._handler.handle(self._arrived[0], now)
             self._arrived.popleft()
         self.registry.first_tokens.memory = self.memory
-        self._places.give(now)
+        self._admission.admit(now)
         self._recorder.queued(self.cells, self.registry.running)
 
     def _take_prepared(self) -> Tick | None:
-        """Return the prepared tick if it comes next; what has arrived is handled behind the commit before it."""
         completed = self._uncommitted
         if completed is None or not self._planner.has_prepared:
             return None
@@ -388,7 +395,6 @@ class Engine:
         return tick
 
     def _publish(self) -> None:
-        """Publish all results, in order."""
         self._publisher.publish()
         tick_metrics.publish_load(self._metrics, self.registry)
 
@@ -414,7 +420,9 @@ class Engine:
             )
         outcomes = completed.outcomes
         pairs = [(running[outcome.chunk.key], outcome) for outcome in outcomes]
-        self._places.charge(completed, [(sequence, outcome.chunk) for sequence, outcome in pairs])
+        self._admission.charge(
+            completed, [(sequence, outcome.chunk) for sequence, outcome in pairs]
+        )
         if self._grant.leads:
             # Shown evenly: what a tick waits less than it may for other models is a lead, and not lost.
             paces = self._planner.steps(now)
@@ -430,7 +438,6 @@ class Engine:
             self._handler.handle(message, now)
 
     def _failed(self, tick: Tick, status: int, decode_s: float, host_s: float, now: float) -> None:
-        """Nobody moves on; decide what makes the next tick succeed."""
         self._planner.tried()
         self._record(tick, status, decode_s, host_s, now)
         if self._abort.gave_up:
@@ -456,18 +463,15 @@ class Engine:
             self._publisher.add(TickFigures(partial(trace, state, plan, record)))
 
     def _stream_failed(self, handle: int, error: Exception) -> None:
-        """End a request whose tokens cannot be published, before the next tick is planned."""
         log.get("engine").error(FAILED_AT, request=handle, exc_info=error)
         # By the inbox, since the tick that is being computed may have its next token.
         self._inbox.put(Cancel(handle, FAILED_CODE, FAILED_AT))
 
     def _ended(self, sequence: Sequence, finished: Finished) -> None:
-        """Let later answers be guessed from one that is whole."""
         if finished.reason in ("stop", "length"):
             self._drafter.keep(sequence)
 
     def _do_background(self) -> None:
-        """Do background work as far as the streams that are read can bear it."""
         running = self.registry.running
         pending, self._first_token_pending = self._first_token_pending, False
         if pending:
@@ -479,7 +483,6 @@ class Engine:
             self._planner.limit(min(self._grant.most_s, most_s))
 
     def _load(self) -> Load:
-        """Return what background work of this model delays."""
         running = self.registry.running.values()
         views = [s.view for s in running if s.lane == "interactive" and s.credit > 0]
         alone = len(self.cells.blocked) >= len(running)
@@ -494,7 +497,6 @@ class Engine:
 
 
 def _is_contended(state: SchedulerState) -> bool:
-    """Whether there is best-effort work, or was in the tick before."""
     return bool(state.best_effort) or state.before.contended
 
 
@@ -518,7 +520,9 @@ def _cells(
     until_others_s: Callable[[], float],
 ) -> Cells:
     return Cells(
-        *(backend, clock, recorder.began),
+        backend,
+        clock,
+        recorder.began,
         scratch=settings.scratch_slots > 0,
         keeps_high_water=settings.keeps_high_water,
         prefix_bytes=settings.prefix_bytes,

@@ -2,7 +2,7 @@
 
 The planner keeps the policy's memory and the measured ticks that the policy has not seen yet. A
 tick is planned when it is due or, where decodes overlap, prepared while the tick before it is
-computed (:mod:`uma_trio.engine.prepared`). A prepared plan is used if every sequence is where it
+computed (:mod:`uma_trio.engine.batch`). A prepared plan is used if every sequence is where it
 was predicted.
 """
 
@@ -17,10 +17,9 @@ from itertools import takewhile
 from attrs import field, frozen
 
 from uma_trio.backend.base import Backend, Batch
-from uma_trio.engine.batch import BatchBuilder
-from uma_trio.engine.chunk import Chunk, Completed, Describe, Tick
+from uma_trio.engine.batch import BatchBuilder, PreparedTick
+from uma_trio.engine.chunk import Chunk, Describe, Tick, TickResult
 from uma_trio.engine.messages import InboxMessage
-from uma_trio.engine.prepared import PreparedTick
 from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import AT_ONCE, Masks, TickSampler
@@ -147,7 +146,6 @@ class Planner:
         return 0.0 if cost is None else cost.seconds(Work(1)) * self._longest_part
 
     def _wants_s(self, views: Ordered[SequenceView]) -> float:
-        """Return what a tick takes that computes what nobody reads at about the best rate; 0 if it pauses."""
         cost = self.memory.cost
         if cost is None or self._longest_part < 1:
             return 0.0
@@ -159,7 +157,6 @@ class Planner:
     def _lead(
         self, readers: Ordered[SequenceView], takes_s: float, now: float
     ) -> tuple[float, float]:
-        """Return how long after now the next token of `readers` may be due at the latest, and which part of the time they need."""
         contract, reach_s, least_s = self._settings.contract, math.inf, math.inf
         for view in readers:
             ahead_s = 0.0 if view.shown_at is None else view.shown_at - now
@@ -190,7 +187,6 @@ class Planner:
         return [view for view in views if is_read(view, now)]
 
     def _due(self, readers: Ordered[SequenceView], now: float) -> tuple[float, float]:
-        """Return when the next token of `readers` is due (infinite without any), and the seconds of their tick."""
         cost, contract = self.memory.cost, self._settings.contract
         takes_s = alone_s(cost, readers, 0) if cost is not None and readers else 0.0
         dues = [
@@ -210,7 +206,6 @@ class Planner:
 
     @property
     def _n_batch(self) -> int:
-        """How many tokens a tick may have: as decodes are trusted, and as other models allow."""
         most, cost = self._recovery.batch_limit, self.memory.cost
         if cost is None or self.most_s == math.inf:
             return most
@@ -219,7 +214,6 @@ class Planner:
         return next((n for n in sizes if cost.seconds(self._deep(n)) <= seconds), least)
 
     def _deep(self, n: int) -> Work:
-        """Return the work of a tick of so many tokens, all where the longest sequence is that takes part."""
         running, absent = self._registry.running, self._registry.absent
         depths = [s.view.computed for key, s in running.items() if key not in absent]
         return Work(n, 1, n * max(depths, default=0), sum(depths))
@@ -272,7 +266,7 @@ class Planner:
         """Whether a prepared tick exists."""
         return self._prepared is not None
 
-    def take_prepared(self, completed: Completed, messages: Ordered[InboxMessage]) -> Tick | None:
+    def take_prepared(self, completed: TickResult, messages: Ordered[InboxMessage]) -> Tick | None:
         """Take the prepared tick into the backend's arrays, if it comes next for sure.
 
         `completed` is the tick before it, which is not committed yet. Nor are `messages` handled:
@@ -290,7 +284,7 @@ class Planner:
         self._prepared = None
         return prepared.load(self._batch, completed)
 
-    def learn(self, completed: Completed, itl_s: Mapping[int, float], *, disturbed: bool) -> None:
+    def learn(self, completed: TickResult, itl_s: Mapping[int, float], *, disturbed: bool) -> None:
         """Note a computed tick, and the inter-token latency of its streams, by key.
 
         What one that was `disturbed` took says nothing of others: it would make steps longer.
@@ -321,7 +315,6 @@ class Planner:
         self.memory = evolve(self.memory, cost=cost)
 
     def _still_valid(self) -> tuple[SchedulerState, Plan] | None:
-        """Return the prepared plan, if every sequence is where it was foreseen."""
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             return None
@@ -335,16 +328,13 @@ class Planner:
         return state, prepared.tick.plan
 
     def _for_all(self, state: SchedulerState) -> bool:
-        """Whether `state` has as many sequences as may take part in a tick."""
         registry = self._registry
         return len(state.sequences) == len(registry.running) - len(registry.absent)
 
     def _as_trusted(self, state: SchedulerState) -> bool:
-        """Whether decodes are trusted as much as `state` has it, for all sequences together."""
         return state.n_batch == self._n_batch and self._recovery.suspect is None
 
     def _state(self, now: float) -> SchedulerState:
-        """Return what the next tick is planned from, when none is computed."""
         running, suspect = self._registry.running, self._recovery.suspect
         absent = self._registry.absent
         views = [
@@ -357,7 +347,6 @@ class Planner:
     def _state_of(
         self, views: list[SequenceView], now: float, computing: Tick | None = None
     ) -> SchedulerState:
-        """Return the state with these sequences, after the tick that is `computing`."""
         running, cells = self._registry.running, self._registry.cells
         tick, before, memory = self._ticks, self._before, self.memory
         measured, charges = self._measured, self._charges
@@ -399,7 +388,6 @@ class Planner:
         )
 
     def _asked(self, state: SchedulerState) -> tuple[SchedulerState, Plan]:
-        """Return the state with what the policy makes of it."""
         if not state.sequences:
             return state, Plan(memory=state.memory)
         plan = self._policy(state)
@@ -419,7 +407,6 @@ class Planner:
         return not state.views[plan.items[0].key].started
 
     def _filled(self, state: SchedulerState, plan: Plan, batch: Batch) -> Tick:
-        """Return the tick of `plan`, and write it into `batch`."""
         running = self._registry.running
         # llama.cpp computes neighbouring streams together only where their rows are in this order.
         items: Ordered[PlanItem] = plan.items
@@ -440,13 +427,18 @@ class Planner:
         sampling = self._sampling
         n_tokens = plan.n_tokens + plan.ballast
         return Tick(
-            *(state, plan, chunks, sampling.sampler, sampling.in_place, n_tokens, len(sampled)),
+            state,
+            plan,
+            chunks,
+            sampling.sampler,
+            sampling.in_place,
+            n_tokens,
+            len(sampled),
             n_scored=n_scored,
             describe=describe,
         )
 
     def _scores(self, chunks: Ordered[Chunk]) -> tuple[int, Describe | None]:
-        """Return how many rows are not sampled but tell of a prompt, and what makes scores of them."""
         tokens: list[int] = []
         tops: list[int] = []
         for chunk in takewhile(_is_scored, chunks):
@@ -462,7 +454,6 @@ class Planner:
         return len(tops), partial(self._describer, tokens=tokens)
 
     def _compiled(self, keys: tuple[int, ...]) -> _Compiled:
-        """Make a sampler, which is used for as long as the same sequences sample."""
         samplers = [self._registry.running[key].sampler for key in keys]
         in_place = sum([sampler.in_place(self._n_vocab) for sampler in samplers])
         return _Compiled(keys, TickSampler(samplers, self._n_vocab, self._masks), in_place)
@@ -471,7 +462,6 @@ class Planner:
 def _chunks(
     state: SchedulerState, items: Ordered[PlanItem], running: Mapping[int, Sequence]
 ) -> tuple[Chunk, ...]:
-    """Return what each of `items` computes, and which rows of logits are its."""
     views, chunks, row = state.views, [], 0
     scored, scored_row = [], 0
     for item in items:
@@ -512,7 +502,6 @@ def _scored_in_turn(
 
 
 def _sampled(chunks: tuple[Chunk, ...]) -> tuple[int, ...]:
-    """Return whose each row of logits is."""
     keys: list[int] = []
     for chunk in chunks:
         if chunk.n_rows == 1:
@@ -532,5 +521,4 @@ class _Compiled:
 
 
 def _awaits_first(view: SequenceView) -> bool:
-    """Whether somebody who reads waits for the first token."""
     return view.read and view.credit > 0 and view.last_token_at is None

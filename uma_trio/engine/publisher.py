@@ -156,7 +156,6 @@ class Publisher:
         self._measure(queue)
 
     def _add_items(self, delivery: Delivery, items: list[tuple[Sink, StreamItem]]) -> None:
-        """Add what a stream is sent; decode the text of its tokens if that is still to be done."""
         sequence, texts, shows = delivery.sequence, delivery.texts, delivery.shows
         if self._broken and sequence.handle in self._broken:
             return
@@ -176,7 +175,6 @@ class Publisher:
             self._failed(sequence.handle, error)
 
     def _note(self, scored: Scored) -> None:
-        """Keep what the model thought of a part of a prompt until all of it is computed."""
         sequence, chunk, scores = scored.sequence, scored.chunk, scored.scores
         try:
             found = [scores[chunk.first_row + n] for n in range(chunk.n_scored)]
@@ -189,7 +187,6 @@ class Publisher:
             self._failed(sequence.handle, error)
 
     def _terminal(self, sequence: Sequence, finished: Finished) -> Finished:
-        """Return the terminal item with the text that was held back: an error if text is missing."""
         try:
             text = sequence.text.finish()
         except Exception as error:
@@ -202,7 +199,6 @@ class Publisher:
         return evolve(finished, reason="error", code=FAILED_CODE, message=FAILED_AT)
 
     def _measure(self, queue: list[Publication]) -> None:
-        """Write the latencies of what was published, and the other figures, into the metrics."""
         streams: dict[float, int] = {}  # those of a tick mostly waited the same time
         for publication in queue:
             match publication:
@@ -225,7 +221,6 @@ class Publisher:
             self._metrics.inter_token(itl_s, n)
 
     def _first_token(self, delivery: Delivery) -> None:
-        """Write down how long a request waited, and look closely at how its stream starts."""
         submit = delivery.sequence.submit
         waited = delivery.at - submit.submitted
         self._metrics.first_token(waited, _queued_s(delivery.sequence))
@@ -234,7 +229,6 @@ class Publisher:
             self._starts[submit.handle] = _Start(delivery.at)
 
     def _measure_start(self, start: _Start, delivery: Delivery) -> None:
-        """Write down what concerns the beginning of a stream, or what its application asked for."""
         metrics, submit, gap_s = self._metrics, delivery.sequence.submit, delivery.gap_s
         shown_at = delivery.at + delivery.held_s
         if delivery.lane == "interactive":
@@ -265,5 +259,4 @@ def _prompt_done(delivery: Delivery) -> PromptDone:
 
 
 def _queued_s(sequence: Sequence) -> float:
-    """Return how long a request waited for its first slot."""
     return 0.0 if sequence.admitted is None else sequence.admitted - sequence.submit.submitted

@@ -403,7 +403,6 @@ class Recorder:
         return tuple(kept[-n:]) if n > 0 else ()
 
     def _around(self, tick: TickRecord, n: int) -> tuple[TickRecord, ...]:
-        """Return `tick`, and of its neighbours those that are still kept."""
         if n <= 0:
             return ()
         kept = list(self._ticks)

@@ -120,7 +120,6 @@ class Recovery:
         return f"request {key} was ended"
 
     def _resynchronise(self, key: int) -> None:
-        """Make `computed` and the KV cache agree, keeping as much as can be kept."""
         sequence = self._registry.running.get(key)
         if sequence is None:
             return

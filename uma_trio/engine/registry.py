@@ -164,7 +164,6 @@ class Registry:
         )
 
     def _circumstances(self, now: float) -> _Declined:
-        """Return what decides on places besides who waits and what has ended."""
         could: list[tuple[int, int, bool]] = []
         free_cells = self.cells.free_cells
         if not any(self._in_line()):
@@ -191,14 +190,12 @@ class Registry:
         self._give_tenure()
 
     def _give_tenure(self) -> None:
-        """Let the oldest background request keep its slot, if it is the lane's turn."""
         if self.bucket_s >= BUCKET_S:
             key = next_tenant(self._background(), self.bucket_s)
             if key is not None:
                 self.running[key].tenancy.tenured = True
 
     def _background(self) -> list[Holder]:
-        """Return the background requests that have a slot, as if their readers were there."""
         running = self.running.values()
         return [sequence.holder(0.0) for sequence in running if sequence.lane == "background"]
 
@@ -327,7 +324,6 @@ class Registry:
         return itl_s
 
     def _broke(self, sequence: Sequence, error: Exception, now: float, *, computing: bool) -> None:
-        """End a request at which the engine itself failed, once no tick is `computing` that has it."""
         handle = sequence.handle
         log.get("engine").error(FAILED_AT, request=handle, exc_info=error)
         if computing:
@@ -356,7 +352,6 @@ class Registry:
         self._metrics.finished(code, waited_s)
 
     def _give(self, sequence: Sequence, delivery: Delivery, now: float) -> None:
-        """Let a stream have its tokens, and end its request if these were the last."""
         if delivery.first:
             self.first_tokens.changed = True
             self._declined = None  # its prompt can be shared with those who wait
@@ -376,7 +371,6 @@ class Registry:
             self.end(sequence, delivery.reason, now)
 
     def _tell_progress(self, sequence: Sequence, now: float) -> None:
-        """Let a stream that asked know how much of its prompt is computed."""
         for item in sequence.progress(now):
             self._publisher.add(Progress(sequence, item))
 
@@ -439,11 +433,9 @@ class Registry:
         sequence.lent = 0
 
     def _heard(self, now: float) -> float:
-        """Return the seconds in which readers could give credit back."""
         return now if self._readers_s is None else self._readers_s()
 
     def _holders(self, now: float) -> Iterator[Holder]:
-        """Yield what admission may know of those that have a slot."""
         readers_s = self._heard(now)
         due = self.first_tokens.due
         return (
@@ -452,11 +444,9 @@ class Registry:
         )
 
     def _in_line(self) -> Iterator[Sequence]:
-        """Yield those that wait for a slot and could use one."""
         return (sequence for sequence in self.waiting.values() if sequence.credit > 0)
 
     def _resume(self, sequence: Sequence) -> None:
-        """Its reader is back: let it go on if the room that it lent is free, or else queue it."""
         sequence.parked_since = None
         self._declined = None
         self._recorder.resumed(sequence.handle, self._clock())

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from attrs import define
 
 from uma_trio.engine.chunk import NO_DRAFT, Chunk, Draft, Drawn, Outcome
 from uma_trio.engine.messages import (
@@ -20,7 +21,6 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.playout import show_times
 from uma_trio.engine.records import Wait
 from uma_trio.engine.sampling import Sampler
-from uma_trio.engine.tenancy import Tenancy
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import (
     PLACES_IN_FLIGHT,
@@ -271,7 +271,6 @@ class Sequence:
     def _take(
         self, drawn: tuple[Drawn, ...], known: int
     ) -> tuple[tuple[Drawn, ...], tuple[str, ...] | None, FinishReason | None]:
-        """Write down sampled tokens up to one that ends the request; return those, and why."""
         sampler, tokens = self.sampler, self.tokens
         texts: list[str] | None = [] if self.submit.stop else None
         reason: FinishReason | None = None
@@ -364,7 +363,9 @@ class Sequence:
         """Return its record for admission; `shared` of its cells are in use by others already."""
         first = self.view.first
         return Waiting(
-            *(self.submit.handle, self.lane, self.submit.client),
+            self.submit.handle,
+            self.lane,
+            self.submit.client,
             within=self.submit.within,
             cells=self.cells - shared,
             passed_over=self.passed_over - self.forgiven,
@@ -385,7 +386,9 @@ class Sequence:
         `due` is that of its first token.
         """
         return Holder(
-            *(self.submit.handle, self.lane, self.submit.client),
+            self.submit.handle,
+            self.lane,
+            self.submit.client,
             within=self.submit.within,
             cells=self.reserved,
             computed=self.computed,
@@ -427,7 +430,6 @@ class Sequence:
 
 
 def _longest_gap(view: SequenceView, times: tuple[float, ...]) -> float | None:
-    """Return the longest time between two tokens shown, the one before `times` among them."""
     if view.last_token_at is None or view.shown_at is None:
         return None  # there is none, or its reader was away
     return max([at - before for before, at in pairwise((view.shown_at, *times))])
@@ -494,3 +496,29 @@ def same_place(view: SequenceView, planned: SequenceView) -> bool:
         and view.lane == planned.lane
         and (view.credit > 0) == (planned.credit > 0)
     )
+
+
+@define
+class Tenancy:
+    """Of one request. `tenured` and `unearned_s` are those of :class:`~uma_trio.policy.state.Holder`.
+
+    The first `furthest` of its tokens were computed before it lost a slot.
+    """
+
+    furthest: int = 0
+    tenured: bool = False
+    unearned_s: float = 0.0
+
+    def begin(self) -> None:
+        """Note that it has a slot."""
+        self.tenured, self.unearned_s = False, 0.0
+
+    def lose(self, computed: int) -> None:
+        """Note that it loses its slot, and `computed` tokens with it."""
+        self.furthest = max(self.furthest, computed)
+
+    def spend(self, chunk: Chunk, seconds: float, *, decoding: bool) -> float:
+        """Note that it had `seconds` of a tick for `chunk`; return what of that is not spent again."""
+        again = min(max(0, self.furthest - chunk.start), chunk.n_tokens)
+        self.unearned_s += -seconds if decoding and not again else seconds
+        return seconds * (1.0 - again / chunk.n_tokens)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from uma_trio.engine.chunk import Completed, Tick
+from uma_trio.engine.chunk import Tick, TickResult
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
+from uma_trio.observe import log
 from uma_trio.observe.contract import NO_PROMISE, Promise
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.state import SequenceView
@@ -16,7 +17,7 @@ from uma_trio.words import LANES
 TOLERANCE_S: Final = 0.001  # what no reader sees: timers are no finer
 
 
-def record(metrics: Metrics, completed: Completed, itl_s: Mapping[int, float]) -> None:
+def record(metrics: Metrics, completed: TickResult, itl_s: Mapping[int, float]) -> None:
     """Record a tick that was computed, and the inter-token latency of its streams, by key."""
     tick, plan, views = completed.tick, completed.tick.plan, completed.tick.state.views
     drafts, wrong = _drafts(completed)
@@ -57,7 +58,7 @@ class Due(NamedTuple):
     last_token_at: float
 
 
-def dues(running: Mapping[int, Sequence], completed: Completed) -> list[Due]:
+def dues(running: Mapping[int, Sequence], completed: TickResult) -> list[Due]:
     """Return when the tokens of a tick were due that is not committed yet."""
     paces, found = completed.tick.plan.paces, []
     for outcome in completed.outcomes:
@@ -69,7 +70,7 @@ def dues(running: Mapping[int, Sequence], completed: Completed) -> list[Due]:
     return found
 
 
-def count_late(metrics: Metrics, completed: Completed, found: Iterable[Due]) -> None:
+def count_late(metrics: Metrics, completed: TickResult, found: Iterable[Due]) -> None:
     """Count the tokens of a tick that were not computed when they were due, by cause."""
     at, plan = completed.at, completed.tick.plan
     began = at - completed.decode_s - completed.host_s
@@ -83,8 +84,7 @@ def count_late(metrics: Metrics, completed: Completed, found: Iterable[Due]) -> 
         metrics.count("late_tokens_total", cause)
 
 
-def _drafts(completed: Completed) -> tuple[dict[str, tuple[int, int]], dict[int, int]]:
-    """Return how many drafts there were by source, and right; and how many were wrong by request."""
+def _drafts(completed: TickResult) -> tuple[dict[str, tuple[int, int]], dict[int, int]]:
     by_source: dict[str, tuple[int, int]] = {}
     wrong: dict[int, int] = {}
     for outcome in completed.outcomes:
@@ -133,5 +133,26 @@ def publish_load(metrics: Metrics, registry: Registry) -> None:
 
 
 def _is_skipped_prompt(view: SequenceView | None) -> bool:
-    """Whether one that got nothing is a prompt that could have been computed."""
     return view is not None and not view.decoding and view.credit > 0
+
+
+class PolicyFailures:
+    """Takes the exceptions of a policy on the engine's thread. Logs every 1st, 2nd, 4th, 8th, ..."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._log = log.get("engine")
+        self._count = 0
+
+    def __call__(self, error: Exception) -> None:
+        """Note one failure."""
+        self._metrics.count("irregular_ticks_total", "policy")
+        self._count += 1
+        if self._count & (self._count - 1) == 0:
+            self._log.error(
+                "the policy failed: the tick was planned by baseline",
+                failures=self._count,
+                why=f"{type(error).__name__}: {error}",
+                fix="report it with this traceback, or choose another --policy",
+                exc_info=error,
+            )

@@ -1,6 +1,6 @@
 """Background work of all models: what is done between two ticks, and while nothing is computed.
 
-Restoring, saving and moving cells of prefixes, indexing texts for drafts and measuring what ticks cost are each a
+Restoring and saving prefixes, indexing texts for drafts and measuring what ticks cost are each a
 :class:`BackgroundWork`, done in parts that cannot be left half done. One :class:`BackgroundScheduler` for the machine has
 what they share: the order, and the allowance. The time between two decodes is lost for the readers of every model, so a part is
 begun only if its predicted time is within the allowance.
@@ -32,8 +32,8 @@ QUICK_S: Final = 1e-3
 #: Seconds without ticks after which longer parts are done: the next request may arrive soon.
 IDLE_S: Final = 0.5
 
-Bound = Literal["readers", "people", "ticks"]
-"""What bounds a work: streams that are read, any interactive request that has work, or any request at all."""
+Bound = Literal["readers", "ticks"]
+"""What bounds a work: streams that are read, or any request at all."""
 
 
 @frozen
@@ -163,11 +163,7 @@ class BackgroundScheduler:
         if not load.is_read:
             works = sorted(works, key=lambda work: not work.makes_room)
         for work in works:
-            most_s = left_s
-            if work.bound == "ticks":
-                most_s = share_s - took_s
-            elif work.bound == "people" and load.has_people and not load.is_read:
-                most_s = share_s
+            most_s = left_s if work.bound == "readers" else share_s - took_s
             most_s = min(most_s, others_s - took_s)
             if work.makes_room and (load.has_people or others_s < math.inf):
                 most_s = min(most_s, self._left_for_saving_s())
@@ -175,7 +171,7 @@ class BackgroundScheduler:
             took_s += part_s
             if work.makes_room:
                 self._saving_s -= part_s
-            if work.bound != "ticks":
+            if work.bound == "readers":
                 left_s -= part_s
         parts = [work.claim(idle=False) for work in works]
         waits = any(part is not None and part.waits and part.least_s > left_s for part in parts)

@@ -169,7 +169,6 @@ class Machine:
             self._post(self._end)
 
     def _attend(self) -> bool:
-        """Take in works that were added, and let those go that leave; False if this was all."""
         while self._added:
             member = self._added.popleft()
             member.last_at = self._clock()
@@ -181,7 +180,6 @@ class Machine:
         return bool(self._members or self._added) or not self._closed
 
     def _turn(self) -> bool:
-        """Compute what comes next; False if there is nothing."""
         self.bell.rang = False
         now, members = self._clock(), self._members
         awake = members if len(members) == 1 else [m for m in members if not m.is_resting(now)]
@@ -190,7 +188,6 @@ class Machine:
         return self._compute_chosen(awake, now)
 
     def _compute_only(self, member: _Member, now: float) -> bool:
-        """Compute a tick of the only work that may have any; False if there is none."""
         self.background.others_at = math.inf
         member.work.delayed_by = None
         is_shared = len(self._members) > 1 and member.work.can_stop
@@ -205,7 +202,6 @@ class Machine:
         return self._guarded(member, lambda: member.work.advance(grant)) or False
 
     def _compute_chosen(self, awake: list[_Member], now: float) -> bool:
-        """Compute what comes next of several; False if there is nothing."""
         claims = [self._claim(member, now) for member in awake]
         if self._loading and any(claim.due_at < math.inf for claim in claims):
             claims.append(_LOADING)
@@ -238,21 +234,18 @@ class Machine:
         return True
 
     def _leave_cores(self, claims: list[Claim], now: float) -> bool:
-        """Compute nothing as long as readers are ahead, or until a message comes."""
         free = free_s(claims, len(claims) - 1, now, self._floor)
         self.bell.wait(min(free, max(free - LEAD_S, LEAST_S)))
         self._last = None  # what passed is nobody's time between two ticks
         return True
 
     def _note_delays(self, chosen: _Member, others: list[_Member], now: float) -> None:
-        """Record which model delays the others, for what is told of their requests."""
         chosen.work.delayed_by = None
         for member in others:
             waits = now - member.last_at > NOTED_S
             member.work.delayed_by = chosen.work if waits else None
 
     def _claim(self, member: _Member, now: float) -> Claim:
-        """Return what a work has to compute; if that is nothing it rests."""
         others = [m.begins_at for m in self._members if m is not member]
         self.background.others_at = min(others, default=math.inf)
         was_resting, member.rests_until = member.rests_until > -math.inf, -math.inf
@@ -270,7 +263,6 @@ class Machine:
         return evolve(found, waited_s=now - member.last_at, used_s=member.used_s)
 
     def _guarded(self, member: _Member, call: Callable[[], _T]) -> _T | None:
-        """Call something of a work; one that raises is computed no more."""
         if member.is_dead:
             return None
         try:
@@ -284,14 +276,12 @@ class Machine:
             return None
 
     def _leave(self, member: _Member) -> None:
-        """Compute a work no more, and keep nothing of it: what it holds is memory for other models."""
         self._members.remove(member)
         self._last = None
         for other in self._members:
             other.work.delayed_by = None
 
     def _rest(self) -> None:
-        """Do background work, or sleep."""
         if self._idle_since is None:
             self._idle_since = self._clock()
         models = [member.work.background for member in self._members]

@@ -179,11 +179,9 @@ def leads(claims: Sequence[Claim], of: int) -> bool:
 
 
 def _saves(claims: Sequence[Claim], of: int, now: float) -> bool:
-    """Whether work `of` waits until the readers of others are far enough ahead for it."""
     reach_s = min([claim.reach_s for i, claim in enumerate(claims) if i != of], default=math.inf)
     return _before_others(claims, of) - now < min(claims[of].wants_s, FULL * reach_s)
 
 
 def _before_others(claims: Sequence[Claim], of: int) -> float:
-    """Return when the first tick of other models' readers has to begin."""
     return min([claim.begins_at for i, claim in enumerate(claims) if i != of], default=math.inf)

@@ -6,7 +6,6 @@ worth, and :class:`Drafter` puts these together for an engine.
 """
 
 from uma_trio.engine.drafts.drafter import Drafter, drafter_for
-from uma_trio.engine.drafts.drafting import Drafting
-from uma_trio.engine.drafts.feeding import Feeding
+from uma_trio.engine.drafts.drafting import Drafting, Feeding
 
 __all__ = ["Drafter", "Drafting", "Feeding", "drafter_for"]

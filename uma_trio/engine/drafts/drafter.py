@@ -15,13 +15,16 @@ from uma_trio.engine.chunk import (
     DraftOrigin,
     Outcome,
 )
-from uma_trio.engine.drafts.contained import Contained
-from uma_trio.engine.drafts.drafting import Drafting, NoDrafts, Unread
-from uma_trio.engine.drafts.lookup import INDEXED_A_TICK, NEWEST, Lookup, Runs
-from uma_trio.engine.drafts.pool import Pool, Prompts
-from uma_trio.engine.drafts.survival import (
+from uma_trio.engine.drafts.drafting import Contained, Drafting, NoDrafts, Unread
+from uma_trio.engine.drafts.lookup import (
     FIRST_BELIEF,
+    INDEXED_A_TICK,
+    NEWEST,
     PARTS,
+    Lookup,
+    Pool,
+    Prompts,
+    Runs,
     Survival,
     bucket_of,
     part_of,
@@ -121,7 +124,6 @@ class Drafter:
         return False
 
     def _allowing(self, running: Mapping[int, Sequence]) -> Iterator[tuple[Sequence, _Guessed]]:
-        """Yield each sequence whose request allows guesses, with what is kept of it."""
         for key, sequence in running.items():
             if sequence.submit.speculation == "off":
                 continue
@@ -131,13 +133,11 @@ class Drafter:
             yield sequence, guessed
 
     def _begun(self, sequence: Sequence) -> _Guessed:
-        """Return what is kept of a new sequence, with what is known of the beginning of its prompt."""
         submit, prompt = sequence.submit, sequence.tokens[: sequence.n_prompt]
         namespace = submit.namespace if submit.keeps else None
         return _Guessed(namespace, prompt, self._prompts.take(namespace, prompt))
 
     def _keep_only(self, running: Mapping[int, Sequence]) -> None:
-        """Drop what is kept of those that run no more, but for what the next turns go on from."""
         for key in self._guessed.keys() - running.keys():
             gone = self._guessed.pop(key)
             runs = gone.lookup.prompt_runs()
@@ -173,7 +173,6 @@ class Drafter:
         self._prompts.forget(mine)
 
     def _judge_first(self, guessed: _Guessed, outcome: Outcome) -> None:
-        """Judge a guess that was not computed by the token that came in its place, if that has come."""
         if guessed.first is None or not outcome.tokens:
             return
         place, token, origin = guessed.first
@@ -186,13 +185,11 @@ class Drafter:
         self._shared.learn(origin, right, tried, SHARED_FADE)
 
     def _noted(self, guessed: _Guessed, sequence: Sequence, known: int, credit: int) -> Draft:
-        """Return guesses, and note the first of them, to be judged by what follows."""
         draft = self._guess(guessed, sequence, known, credit)
         guessed.first = (known, draft.tokens[0], draft.origin) if draft.tokens else None
         return draft
 
     def _guess(self, guessed: _Guessed, sequence: Sequence, known: int, credit: int) -> Draft:
-        """Return guesses at what follows the first `known` tokens, without their chances."""
         tokens = sequence.tokens
         # What does not fit into its stream or its answer is not guessed.
         most = min(MOST_DRAFTS, credit - 1, len(tokens) - known - 1)
@@ -207,14 +204,12 @@ class Drafter:
         return Draft(drafts, origin=DraftOrigin(source, match)) if drafts else NO_DRAFT
 
     def _survival(self, own: Survival, origin: DraftOrigin, n: int) -> tuple[float, ...]:
-        """Return for each of `n` guesses the chance that it and all before it are right."""
         own.forget(origin, REST)
         self._shared.forget(origin, SHARED_REST)
         chances = self._chances(own, origin)
         return tuple(accumulate([chances[part] for part in _PARTS[:n]], mul))
 
     def _chances(self, own: Survival, origin: DraftOrigin) -> list[float]:
-        """Return for each part of the distances the chance that a guess of `origin` is right."""
         first = (FIRST_BELIEF[bucket_of(origin.match)],) * PARTS
         beliefs = self._shared.chances(origin, first, SHARED_WEIGHT)
         return own.chances(origin, beliefs, OWN_WEIGHT)
@@ -233,7 +228,6 @@ def drafter_for(
 
 
 def _before_an_end(drafts: tuple[int, ...], ends: frozenset[int]) -> tuple[int, ...]:
-    """Return `drafts` up to what would end the answer: nothing is computed behind that."""
     if ends.isdisjoint(drafts):
         return drafts
     return drafts[: next(n for n, token in enumerate(drafts) if token in ends)]

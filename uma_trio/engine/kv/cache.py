@@ -93,7 +93,7 @@ class PrefixCache:
         self.charges = charges
         self.disk = disk if self.on else None
         self.saving = Saving(
-            *(backend, self.store, clock, self.charges, session_ttl_s, copying, self.disk)
+            backend, self.store, clock, self.charges, session_ttl_s, copying, self.disk
         )
         self.reuse = Reuse()
         self.room = Room(backend, self.leaves, self.saving, self.reuse)
@@ -262,8 +262,10 @@ class PrefixCache:
             part, page = parts[0], None
             if part.cells is not None:
                 page = self.store.add(
-                    *(submit.namespace, blocked.locked[-1] if blocked.locked else None),
-                    *(part.page.tokens, part.cells),
+                    submit.namespace,
+                    blocked.locked[-1] if blocked.locked else None,
+                    part.page.tokens,
+                    part.cells,
                     owner=submit.program,
                     cost_s=part.page.cost_s,
                 )

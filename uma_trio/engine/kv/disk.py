@@ -55,9 +55,7 @@ class _Index(PageStore):
         self, head: PageHead, above: Page | None, file: StoredFile, owner: Owner
     ) -> Page | None:
         """Add the page of a file; without room for it the file is to go."""
-        page = self.add(
-            *(head.namespace, above, head.tokens, file), owner=owner, cost_s=head.cost_s
-        )
+        page = self.add(head.namespace, above, head.tokens, file, owner=owner, cost_s=head.cost_s)
         if page is None:
             self.gone.append(file.name)
         else:

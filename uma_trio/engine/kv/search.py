@@ -111,9 +111,7 @@ def search(
         nearest = max(nearest, (on_disk, _behind(stored, on_disk)))
     if best < LEAST_HIT:
         best, seq, best_leaf = 0, -1, None
-    return FoundPrefix(
-        *(best, seq, best_leaf, page, saved, stored, on_disk, leader, coming), *nearest
-    )
+    return FoundPrefix(best, seq, best_leaf, page, saved, stored, on_disk, leader, coming, *nearest)
 
 
 def _more(

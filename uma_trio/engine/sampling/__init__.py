@@ -8,7 +8,7 @@ tokens that a constraint refuses, with the masks of `masks`.
 """
 
 from uma_trio.engine.sampling.checking import IMPOSSIBLE, LATE, UNREACHED
-from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy
+from uma_trio.engine.sampling.logprobs import NOT_FINITE, greedy
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks, MaskThreads
 from uma_trio.engine.sampling.sampler import (
     NO_GUESS,

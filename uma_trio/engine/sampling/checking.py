@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from uma_trio.backend.base import FloatArray
-from uma_trio.engine.sampling.likeliest import NOT_FINITE
+from uma_trio.engine.sampling.logprobs import NOT_FINITE
 from uma_trio.engine.sampling.masks import Mask, Masks, await_any
 from uma_trio.engine.sampling.shortlist import IdArray
 from uma_trio.text.constraint import Constraint, holds
@@ -123,14 +123,12 @@ def check(
 
 
 def _begun(chain: Iterator[Mask]) -> _Walk | None:
-    """Go on with a chain up to the next mask that it needs."""
     began = time.perf_counter()
     mask = next(chain, None)
     return None if mask is None else _Walk(chain, mask, began)
 
 
 def _go_on(walk: _Walk, waiting: list[_Walk], took: list[float]) -> None:
-    """Let a chain have its mask, or find that it is late; it may need another one behind it."""
     there = walk.mask.wait(0.0)
     following = _begun(walk.chain)
     if there:
@@ -147,7 +145,6 @@ def _walk(
     masks: Masks,
     among: dict[int, IdArray],
 ) -> Iterator[Mask]:
-    """Check the rows of one chain; yield each mask that is needed, and go on as far as it is there."""
     sampler, constraint, rows = chain
     behind = 0
     try:

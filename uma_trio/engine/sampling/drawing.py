@@ -118,7 +118,6 @@ class Filters:
     def _rules(
         self, values: FloatArray, top: Logit, under: FloatArray
     ) -> Iterator[NDArray[np.bool_]]:
-        """Yield what each filter leaves."""
         if self.bounded:
             yield values >= top + self.min_logit
         if self.cumulative:  # who stays has less than top_p before it

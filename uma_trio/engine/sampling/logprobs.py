@@ -139,7 +139,6 @@ class Describer:
 
 
 def _likeliest(logits: FloatArray, tops: Sequence[int]) -> list[tuple[IdArray, FloatArray]]:
-    """Return for each row ids and logits of at least as many of the likeliest as asked, and of one."""
     most = max(1, *tops, 0)
     if len(tops) < _TOGETHER or not is_short(most, logits.shape[1]):
         return [largest(row, max(1, n_top)) for row, n_top in zip(logits, tops, strict=True)]
@@ -163,7 +162,6 @@ def _described(
 
 
 def _drawn(drawable: tuple[IdArray, FloatArray], token: int, n_top: int) -> TokenLogprobs:
-    """Return the logarithmic probabilities by which `token` was drawn, and the `n_top` likeliest."""
     ids, probs = drawable
     own = float(probs[ids == token].sum())
     places, values = largest(probs, max(1, n_top))
@@ -175,7 +173,6 @@ def _drawn(drawable: tuple[IdArray, FloatArray], token: int, n_top: int) -> Toke
 
 
 def _log_sum(row: FloatArray, top: float) -> float:
-    """Return ``log(sum(exp(row)))``, `top` being the largest logit."""
     shift = 0.0 if abs(top) < _TAME else top
     scratch = np.empty(_BLOCK, np.float32)
     weight = 0.0
@@ -188,3 +185,35 @@ def _log_sum(row: FloatArray, top: float) -> float:
                 part = np.subtract(part, np.float32(shift), out=weights)
         weight += float(np.exp(part, out=weights).sum())
     return shift + math.log(weight)
+
+
+NOT_FINITE: Final = -1  # what is answered for a row that has no sane maximum
+
+
+def greedy(logits: FloatArray) -> IdArray:
+    """Return the likeliest token of each row of ``logits[n, vocab]``, the lowest id on a tie.
+
+    A row with NaN or +inf, or without any finite logit, is answered with `NOT_FINITE`: argmax
+    stops at the first NaN, so looking at the maximum is enough.
+    """
+    ids: IdArray = logits.argmax(axis=1)
+    finite = np.isfinite(logits[np.arange(len(ids)), ids])
+    if not finite.all():
+        ids[~finite] = NOT_FINITE
+    return ids
+
+
+def likeliest_but(row: FloatArray, masked: IdArray) -> int:
+    """Return the likeliest token that is not masked, or `NOT_FINITE`; the row is left as it was."""
+    hidden = row[masked]
+    row[masked] = -np.inf
+    (likeliest,) = greedy(row[np.newaxis])
+    row[masked] = hidden
+    return int(likeliest)
+
+
+def without(row: FloatArray, masked: IdArray) -> FloatArray:
+    """Return a copy of the row in which masked tokens are -inf."""
+    masked_row = row.copy()
+    masked_row[masked] = -np.inf
+    return masked_row

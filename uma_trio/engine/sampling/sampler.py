@@ -37,8 +37,14 @@ from uma_trio.engine.messages import SamplingParams, TokenLogprobs
 from uma_trio.engine.sampling.adjusting import NO_TOKENS, Adjuster
 from uma_trio.engine.sampling.checking import IMPOSSIBLE, UNREACHED, chains, check
 from uma_trio.engine.sampling.drawing import Filters, Numbers, column, draw, draw_from_all, weigh
-from uma_trio.engine.sampling.likeliest import NOT_FINITE, greedy, likeliest_but, without
-from uma_trio.engine.sampling.logprobs import Describer, Seen
+from uma_trio.engine.sampling.logprobs import (
+    NOT_FINITE,
+    Describer,
+    Seen,
+    greedy,
+    likeliest_but,
+    without,
+)
 from uma_trio.engine.sampling.masks import AT_ONCE, Mask, Masks
 from uma_trio.engine.sampling.shortlist import IdArray, Shortlist, is_short, largest, nucleus
 from uma_trio.text.constraint import Constraint
@@ -221,7 +227,6 @@ class Sampler:
         return int(ids[self._drawn(values, likeliest, self._again(self._place + behind))])
 
     def _drawn(self, row: FloatArray, likeliest: int, u: float) -> int:
-        """Draw from a row by a number `u` of [0, 1)."""
         top = row[likeliest]
         if self._filtered:
             ids, values = self._found(row, top)
@@ -440,7 +445,6 @@ class TickSampler:
                 adjuster.take_back()
 
     def _tokens(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
-        """Return the tokens of rows that are edited where they have to be."""
         masked = self._masked
         if masked is None:
             return self._choose(logits, guesses)
@@ -457,7 +461,6 @@ class TickSampler:
         return tokens
 
     def _choose(self, logits: FloatArray, guesses: Sequence[int]) -> list[int]:
-        """Return the tokens where what must not be drawn is -inf already, or the row is greedy."""
         if guesses and self._follows and self._lists is None:
             return _one_by_one(self._samplers, self._follows, logits, guesses)
         tokens = self._lists(logits) if self._lists else greedy(logits).tolist()

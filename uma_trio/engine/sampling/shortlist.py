@@ -100,7 +100,6 @@ class Shortlist:
     def _in_order(
         self, logits: FloatArray, rows: IdArray, keys: KeyArray
     ) -> tuple[IdArray, FloatArray]:
-        """Sort what was found within its row (`rows` ascends), and cut it to the row's k."""
         counts = np.bincount(rows, minlength=self._n)
         table = np.full((self._n, max(self._width, int(counts.max()))), _NO_KEY)
         first = np.cumsum(counts) - counts
@@ -149,7 +148,6 @@ def nucleus(row: FloatArray, top: np.float32, top_p: float) -> tuple[IdArray, Fl
 
 
 def _descending(values: FloatArray) -> IdArray:
-    """Return the order that sorts `values` descending and keeps equal ones as they are."""
     if len(values) <= _SORTED_AS_FLOATS:
         return np.argsort(-values, kind="stable")
     # numpy's stable argsort takes 12 ms for a whole vocabulary, its plain sort of integers a tenth.
@@ -169,7 +167,6 @@ def _descending_keys(values: FloatArray, ids: IdArray) -> KeyArray:
 
 
 def _ids_of(keys: KeyArray) -> IdArray:
-    """Return the ids that are in the keys."""
     return (keys & _ID_MASK).astype(np.intp)
 
 

@@ -7,8 +7,10 @@ before its end. A long input makes long parts, which readers wait for: they come
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -17,9 +19,22 @@ from attrs import define, field
 
 from uma_trio.backend.base import FloatArray
 from uma_trio.backend.encoder import EncodeFailed, EncoderModel
-from uma_trio.engine.messages import Encode, Encoded, SequenceReport, SequenceState
-from uma_trio.engine.records import RequestRecord, Spent, Wait
-from uma_trio.machine.work import Work
+from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.messages import (
+    Encode,
+    Encoded,
+    Explain,
+    InboxMessage,
+    Inspect,
+    Prefix,
+    SequenceReport,
+    SequenceState,
+    Snapshot,
+    StopEncoding,
+)
+from uma_trio.engine.records import CellReport, PrefixReport, Recorded, RequestRecord, Spent, Wait
+from uma_trio.machine.background import Background
+from uma_trio.machine.work import Claim, Grant, Work
 from uma_trio.observe.figures import EncodingFigures
 
 BATCH_TOKENS: Final = 256
@@ -165,13 +180,18 @@ class Encodings:
         age_s = now - job.asked.submitted
         return SequenceReport(
             job.asked.handle,
-            *(_state(job), "background", job.n_tokens, job.tokens, 0, 0.0, age_s),
+            _state(job),
+            "background",
+            job.n_tokens,
+            job.tokens,
+            0,
+            0.0,
+            age_s,
             awaits="nothing",
             waits=self._wait(job),
         )
 
     def _record(self, job: _Job, reason: str = "", code: str | None = None) -> RequestRecord:
-        """Return the record of a request, which has ended if there is a `reason`."""
         asked = job.asked
         return RequestRecord(
             handle=asked.handle,
@@ -190,7 +210,6 @@ class Encodings:
         )
 
     def _wait(self, job: _Job) -> Wait | None:
-        """Return what a request waits for; None while it is in the batch."""
         if self.delayed_by is not None and self.delayed_by.running:
             return Wait("another model is computed", tuple(self.delayed_by.running)[:_NAMED])
         others = {each.asked.handle: None for each, _ in self._batch if each is not job}
@@ -201,7 +220,6 @@ class Encodings:
     # --- batches ---
 
     def _begin(self) -> None:
-        """Choose the inputs of a batch and begin it."""
         most = min(BATCH_TOKENS, self.model.rows_within(PART_S))
         batch, n_tokens, now = self._batch, 0, self.clock()
         while self._users and len(batch) < self.model.info.max_inputs:
@@ -221,7 +239,6 @@ class Encodings:
         )
 
     def _ended(self, vectors: FloatArray) -> None:
-        """Hand the results of a batch to those whose they are."""
         batch, self._batch = self._batch, []
         n_tokens = sum(len(job.asked.inputs[index]) for job, index in batch)
         self.figures.tokens += n_tokens
@@ -243,7 +260,6 @@ class Encodings:
                 self._end(job, Encoded(job.vectors))
 
     def _failed(self, code: str, message: str) -> None:
-        """End those who have an input in the batch that failed."""
         batch, self._batch = self._batch, []
         for job, _ in batch:
             if job.asked.handle in self._jobs:
@@ -255,13 +271,11 @@ class Encodings:
         self.post(lambda: reply(result))
 
     def _gone(self, job: _Job, reason: str, code: str | None = None) -> None:
-        """Keep no more of a request than what is told of it."""
         self._jobs.pop(job.asked.handle, None)
         self._leave(job)
         self._past.append(self._record(job, reason, code))
 
     def _leave(self, job: _Job) -> None:
-        """Begin no further input of a request."""
         user = job.asked.user
         jobs = self._users.get(user)
         if jobs is None or job not in jobs:
@@ -276,3 +290,118 @@ class Encodings:
 
 def _state(job: _Job) -> SequenceState:
     return "queued" if job.began is None else "prefill"
+
+
+LOOK_S: Final = 0.005
+"""Within a turn the encoder looks after so long whether a message came for any engine."""
+LOOKS: Final = 10
+"""So many times, where none came: then the turn ends. A turn costs 0.3 ms, a look 0.05."""
+_MOST: Final = 256  # requests that a snapshot describes of each kind
+
+
+class EncoderEngine:
+    """The :class:`uma_trio.machine.work.Work` of one encoder."""
+
+    #: Nothing that it waits for only needs time.
+    rest_s = math.inf
+    can_stop = False
+    background = Background()
+
+    def __init__(
+        self,
+        queue: Encodings,
+        inbox: Inbox,
+        post: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.queue, self.inbox = queue, inbox
+        self._post, self._clock = post, clock
+
+    @property
+    def running(self) -> Mapping[int, object]:
+        """The requests of which something is to be computed, by their handles."""
+        return self.queue.running
+
+    @property
+    def delayed_by(self) -> Work | None:
+        """The work of another model that has the machine while this one waits for it."""
+        return self.queue.delayed_by
+
+    @delayed_by.setter
+    def delayed_by(self, work: Work | None) -> None:
+        self.queue.delayed_by = work
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a message came since the latest claim."""
+        return self.inbox.rung
+
+    def claim(self, now: float) -> Claim:
+        """Take in what has arrived, and return the next part."""
+        self._take_in()
+        if not self.queue.has_work:
+            return Claim()
+        return Claim(has_work=True, least_s=self.queue.next_s(), kind="background")
+
+    def advance(self, grant: Grant) -> bool:
+        """Compute parts until a message comes, the limit is reached, or there are no more; False if there were none."""
+        self._take_in()
+        left_s = min(grant.most_s, LOOKS * LOOK_S)
+        queue, began = self.queue, self._clock()
+        if not queue.has_work:
+            return False
+        while queue.has_work:
+            queue.advance(min(left_s, LOOK_S))
+            left_s -= self._clock() - began
+            began = self._clock()
+            if self.inbox.bell.rang or queue.next_s() > left_s or left_s <= 0:
+                break
+        return True
+
+    def interrupt(self) -> None:
+        """Do nothing: the time of each part is measured by itself."""
+
+    def publish(self) -> None:
+        """Reply to what was asked. Results are handed over as they come."""
+        self._take_in()
+
+    def close(self) -> None:
+        """Accept no further messages. For trio's thread."""
+        self.inbox.close()
+
+    def fail_all(self, code: str, message: str) -> None:
+        """End every request with an error, also those that were not taken in."""
+        self._take_in()
+        self.queue.fail_all(code, message)
+
+    def _take_in(self) -> None:
+        self.inbox.rung = False
+        for message in self.inbox.drain():
+            self._handle(message)
+
+    def _handle(self, message: InboxMessage) -> None:
+        match message:
+            case Encode():
+                self.queue.submit(message)
+            case StopEncoding(handle):
+                self.queue.cancel(handle)
+            case Inspect(tell):
+                self._post(partial(tell, self._snapshot()))
+            case Explain(explain, handle):
+                recorded = Recorded(self._clock(), self.queue.records(handle), ())
+                self._post(partial(explain, recorded))
+            case Prefix(report):
+                self._post(partial(report, PrefixReport(0, 0, ())))
+
+    def _snapshot(self) -> Snapshot:
+        now = self._clock()
+        running, queued = self.queue.reports(now, _MOST)
+        return Snapshot(
+            at=now,
+            tick=-1,
+            running=tuple(running),
+            queue=tuple(queued),
+            waiting=sum(1 for _ in queued),
+            ticks=(),
+            cells=CellReport(0, 0, 0),
+        )

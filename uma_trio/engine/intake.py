@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from functools import partial
 
 from attrs import Factory, field, frozen
 
 from uma_trio.backend.base import Backend
+from uma_trio.engine.chunk import Chunk, TickResult
 from uma_trio.engine.drafts import Drafting
 from uma_trio.engine.kv import admin
 from uma_trio.engine.messages import (
@@ -23,13 +25,16 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.planner import Planner
 from uma_trio.engine.publisher import FAILED_AT, FAILED_CODE, Answer, Publisher
-from uma_trio.engine.recorder import Recorder
+from uma_trio.engine.recorder import AWAY, NEEDED, Recorder
+from uma_trio.engine.recovery import Recovery
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import Sequence
-from uma_trio.engine.snapshot import snapshot
-from uma_trio.engine.waits import wait_of
+from uma_trio.engine.snapshot import snapshot, wait_of
 from uma_trio.observe import log
+from uma_trio.policy.admission import admit, gives_place, gives_turn, makes_way
+from uma_trio.policy.floor import bucket_after
+from uma_trio.policy.state import Contract
 from uma_trio.text.stream import TokenText
 
 
@@ -81,7 +86,6 @@ class Handler:
                 publisher.add(Answer(partial(message.reply, reported)))
 
     def _enqueue(self, submit: Submit, now: float) -> None:
-        """Take in a request; one that breaks the engine's own code ends at once."""
         try:
             ends = self.backend.vocabulary.end_tokens
             sampler = Sampler(submit.params, ends, submit.prompt, submit.constraint)
@@ -95,3 +99,56 @@ class Handler:
             self.registry.enqueue(sequence)
             if submit.owes_s:
                 self.planner.charge({submit.program: submit.owes_s})
+
+
+class SlotAdmission:
+    """Gives slots to those that wait, and takes them from others. For the engine's thread."""
+
+    def __init__(self, registry: Registry, recovery: Recovery, contract: Contract) -> None:
+        self._registry = registry
+        self._recovery = recovery
+        self._floor = contract.background_floor
+
+    def admit(self, now: float) -> None:
+        """Admit those that get a slot, and preempt those that make room for them."""
+        registry = self._registry
+        registry.note_waiting(now)
+        made_room = self._recovery.just_made_room()
+        if not registry.to_be_asked(now):
+            return
+        # Admission right after room was made would undo it, unless there is nobody it was for.
+        if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
+            return
+        state = registry.admission(now)
+        chosen = admit(state)
+        if not chosen and registry.lend(now):
+            state = registry.admission(now)
+            chosen = admit(state)
+        for making_room, reason in (
+            (makes_way, AWAY),
+            (gives_place, NEEDED),
+            (gives_turn, NEEDED),
+        ):
+            places = () if chosen else making_room(state)
+            for place in places:
+                registry.preempt(place, reason)
+            if places:
+                state = registry.admission(now)
+                chosen = admit(state)
+                registry.made_way(places, chosen)
+        registry.admit(chosen, now)
+
+    def charge(self, completed: TickResult, chunks: Iterable[tuple[Sequence, Chunk]]) -> None:
+        """Note what background requests had of a tick that is not committed yet."""
+        chunks = list(chunks)
+        tick_s, had_s = completed.decode_s + completed.host_s, 0.0
+        n_tokens = sum([chunk.n_tokens for _, chunk in chunks])
+        for sequence, chunk in chunks:
+            if sequence.lane == "background":
+                share_s, decoding = tick_s * chunk.n_tokens / n_tokens, sequence.view.decoding
+                had_s += sequence.tenancy.spend(chunk, share_s, decoding=decoding)
+        registry = self._registry
+        contended = registry.beside_others
+        registry.owe(
+            bucket_after(registry.bucket_s, self._floor, tick_s, had_s, contended=contended)
+        )
