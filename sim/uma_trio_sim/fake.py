@@ -125,7 +125,6 @@ class FakeVocabulary:
         self.n_vocab = n_vocab
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> IntArray:
-        """Return a token per byte, and special tokens where they are asked for."""
         tokens: list[int] = [BOS] if add_special else []
         parts = _EACH_SPECIAL.split(text) if parse_special else [text]
         for n, part in enumerate(parts):  # every second one is special
@@ -133,15 +132,12 @@ class FakeVocabulary:
         return np.array(tokens, np.int32)
 
     def apart(self, text: str) -> list[str]:
-        """Return it in one part."""
         return [text]
 
     def pieces(self) -> Sequence[bytes]:
-        """Return each token's bytes."""
         return [bytes([i]) for i in range(256)] + [b""] * (self.n_vocab - 256)
 
     def specials(self) -> Sequence[SpecialToken]:
-        """Return those with a text."""
         return [SpecialToken(number, text) for number, text in _SPECIAL.items()]
 
 
@@ -239,16 +235,13 @@ class FakeBackend:
         return self._map.used
 
     def arm(self) -> Interrupt | None:
-        """Let the next decode be interrupted, unless built so that none can."""
         return partial(self._flag.__setitem__, 0, 1) if self._interruptible else None
 
     @property
     def traits(self) -> Traits:
-        """A decode can be interrupted, and `while_computing` comes before it."""
         return Traits(interruptible=self._interruptible, longest_part=1 / self.parts)
 
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
-        """Compute the batch, or fail as told; `while_computing` comes first."""
         self.begin_decode(n_tokens, while_computing, predicted_s=0.0)
         status = None
         while status is None:
@@ -258,13 +251,11 @@ class FakeBackend:
     def begin_decode(
         self, n_tokens: int, while_computing: Overlap = nothing, *, predicted_s: float
     ) -> None:
-        """Begin a decode; `while_computing` comes first."""
         while_computing()
         self.decode_part_s = predicted_s / self.parts
         self._decoding = self._decode_parts(n_tokens)
 
     def advance_decode(self, most_s: float, is_wanted: Callable[[], bool] = bool) -> int | None:
-        """Compute parts, of which each should take the same time."""
         left_s = most_s
         while True:
             try:
@@ -360,36 +351,29 @@ class FakeBackend:
         row[self._choice(history)] = 4.0
 
     def logits(self, n_rows: int) -> FloatArray:
-        """Return the rows of the latest decode."""
         return self._logits[:n_rows]
 
     def kv_remove(self, slot: int, first: int = 0) -> bool:
-        """Drop cells of `slot` from `first` on; refuses parts if built that way."""
         if first > 0 and not self.limits.can_go_back:
             return False
         self._drop(slot, first)
         return True
 
     def kv_retire(self, slot: int) -> None:
-        """Drop all cells of `slot`."""
         self.lowered = False
         self.kv_remove(slot)
 
     def kv_lower_high_water(self) -> None:
-        """Note that it was asked for."""
         self.lowered = True
 
     def kv_length(self, slot: int) -> int:
-        """Return how many cells `slot` holds."""
         return len(self._cells[slot])
 
     def kv_first(self, slot: int) -> int:
-        """Return from which position on `slot` has lost nothing; -1 if it holds nothing."""
         held = len(self._cells[slot])
         return self._first[slot] if self._first[slot] < held else -1
 
     def kv_copy(self, src: int, dst: int, first: int, last: int) -> bool:
-        """Share cells, unless told to fail."""
         held, at = self._cells[src], self._cells[dst]
         if src == dst or not 0 <= first < last <= len(held) or len(at) != first:
             return False
@@ -402,17 +386,14 @@ class FakeBackend:
         return True
 
     def kv_shortage(self, slots: Sequence[int], n_tokens: int) -> int:
-        """Return how many cells are missing."""
         del slots
         return max(0, self.used_cells + n_tokens - self.limits.n_ctx)
 
     def kv_stream(self, slot: int) -> int:
-        """Return 0: there is one stream."""
         del slot
         return 0
 
     def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
-        """Return the histories of a part, with the key of the model that they are of."""
         parts = [self._save(slot, at, min(at + page, last)) for at in range(first, last, page)]
         found = [part for part in parts if part is not None]
         return found if found and len(found) == len(parts) else None
@@ -427,11 +408,9 @@ class FakeBackend:
         return np.array([*header, *held[first:last]], np.uint64).data.cast("B")
 
     def kv_identity(self) -> str:
-        """Return the key of the model."""
         return f"fake {self._key}"
 
     def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
-        """Put parts back, unless one is of another model, or told to fail."""
         before = len(self._cells[slot])
         for part in saved:
             if not self._restore(slot, part):
@@ -454,23 +433,18 @@ class FakeBackend:
         return True
 
     def kv_used(self) -> int:
-        """Return how many cells are held."""
         return self._map.used
 
     def kv_shared(self, slots: Sequence[int]) -> int:
-        """Return how many cells fewer `slots` hold together."""
         return self._map.shared(slots)
 
     def kv_portions(self, leaves: Sequence[int]) -> list[float]:
-        """Return how many cells only `leaves` keep, for each its part."""
         return self._map.portions(leaves, range(self.limits.n_slots))
 
     def kv_runs(self, slot: int, first: int, last: int) -> int:
-        """Return in how many runs a part lies."""
         return self._map.runs(slot, first, last)
 
     def kv_high_water(self) -> int:
-        """Return how far the highest cell is."""
         return self._map.high_water
 
     def _drop(self, slot: int, first: int) -> None:
@@ -489,7 +463,6 @@ class FakeBackend:
                 self._first[slot] = max(self._first[slot], int(alone[-1]) + 1)
 
     def variant(self, adapters: Sequence[Adapter]) -> FakeBackend:
-        """Return a model that says something else with each adapter and scale."""
         key = mix(self._key, crc32(repr([(a.name, a.scale) for a in adapters]).encode()))
         limits = self.limits
         return FakeBackend(
@@ -497,5 +470,4 @@ class FakeBackend:
         )
 
     def close(self) -> None:
-        """Note that it was closed."""
         self.closed = True

@@ -61,7 +61,6 @@ def _all(plan: Plan) -> Plan:
 
 
 def _work(plan: Plan) -> Plan:
-    """Return what a plan computes, and nothing of why."""
     items = tuple(evolve(item, reason="") for item in plan.items)
     return Plan(items, ballast=plan.ballast, extra_rows=plan.extra_rows)
 

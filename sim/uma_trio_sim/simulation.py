@@ -204,7 +204,6 @@ class Simulation(World):
         self._pass(self._decode_s, lambda: self.backend.interrupted)
 
     def _guesses(self, request: SimulatedRequest) -> Guesses:
-        """Return what can be guessed of an answer, the same for the same seed and request."""
         if self._texts is None:
             return NO_GUESSES
         draw = random.Random(f"{self._seed}/guesses/{request.handle}")

@@ -228,7 +228,6 @@ def play(world: World, work: Iterable[Session]) -> None:
 
 
 def _asking(world: World, session: Session, left: Iterator[Turn]) -> Callable[[], None]:
-    """Return a function that sends the next question of a session and schedules the one after it."""
 
     def ask(turn: Turn | None = None) -> None:
         turn = turn or next(left, None)

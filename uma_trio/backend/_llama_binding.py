@@ -64,7 +64,6 @@ _ROOM: Final = 4096
 
 
 def _load(build: Build) -> Any:
-    """Import the binding of `build`, its library with it."""
     if build.foreign:
         os.environ["LLAMA_CPP_LIB_PATH"] = str(build.libraries)
     try:
@@ -105,7 +104,6 @@ def _same_commit(commit: str) -> bool:
 
 
 def _defaults(module: Any, library: Any, name: str) -> Any:
-    """Return the parameters of a context or a model as the library makes them."""
 
     class Roomy(ctypes.Structure):
         _fields_ = (

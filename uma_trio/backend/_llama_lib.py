@@ -31,7 +31,6 @@ _LIB: Final[ctypes.CDLL] = llama._lib  # noqa: SLF001 - the handle has no public
 
 
 def _with_gil(name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
-    """Return a library function that is called with the GIL held."""
     return ctypes.PYFUNCTYPE(restype, *argtypes)((name, _LIB))
 
 
@@ -279,7 +278,6 @@ _KINDS: Final = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}
 
 
 def _devices() -> tuple[Device, ...]:
-    """List ggml's devices. The package does not bind these, but the library brings them."""
     try:
         get = freed("ggml_backend_dev_get", _void_p, ctypes.c_size_t)
         name = freed("ggml_backend_dev_name", ctypes.c_char_p, _void_p)

@@ -223,7 +223,6 @@ class CacheMemory:
         return True
 
     def _ids(self, seq: int) -> tuple[int, ...]:
-        """Return under which of llama.cpp's ids the cells of `seq` are held."""
         return (seq, seq + 1) if self._window and seq >= self._n_slots else (seq,)
 
     def _order(self, seq: int, first: int, last: int) -> NDArray[np.uint8]:
@@ -232,7 +231,6 @@ class CacheMemory:
         return np.append(order, len(order)).astype(np.int32).view(np.uint8)
 
     def _forget_restored(self, order: IntArray) -> None:
-        """Note a restore that llama.cpp did and we give up: it moves the search for free cells."""
         if self._scratch is None or self.map is None:
             return
         done = self.length(self._scratch) > 0

@@ -283,7 +283,6 @@ def _decode_s(context: int, n_tokens: int) -> float:
 
 
 def _is_clear(seconds: float) -> bool:
-    """Whether another measurement could not change whether a decode is long."""
     return not LONG_S <= seconds < 4 * LONG_S
 
 

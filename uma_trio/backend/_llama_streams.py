@@ -48,21 +48,17 @@ class StreamMemory:
         self._filled = [0] * n_slots
 
     def check(self, seq: int) -> None:
-        """Raise IndexError unless `seq` is a slot or a leaf."""
         if not 0 <= seq < len(self._holders):
             raise IndexError(f"there is no slot {seq}")
 
     def stream(self, slot: int) -> int:
-        """Return the stream of a slot; -1 if it holds nothing."""
         return self._holders[slot].stream
 
     def shortage(self, slots: Iterable[int], n_tokens: int) -> int:
-        """Return how many cells leaves have to free before these slots can compute: a stream has room for a sequence."""
         del n_tokens
         return max(0, len(self._in_want(slots)) - self._free()) * self._cells
 
     def prepare(self, slots: Iterable[int]) -> bool:
-        """Give each slot a stream in which it can compute; False, and nothing has changed, without enough free ones."""
         in_want = self._in_want(slots)
         if in_want and len(in_want) > self._free():
             return False
@@ -78,7 +74,6 @@ class StreamMemory:
         return True
 
     def placed(self, slots: IntArray, positions: IntArray) -> None:
-        """Note that llama.cpp computed such a batch."""
         last = dict(zip(slots.tolist(), positions.tolist(), strict=True))  # positions ascend
         for slot, position in last.items():
             holder = self._holders[slot]
@@ -86,7 +81,6 @@ class StreamMemory:
             self._filled[holder.stream] = max(self._filled[holder.stream], holder.length)
 
     def removed(self, slots: IntArray, positions: IntArray) -> None:
-        """Drop what llama.cpp has computed of a batch that it gave up: ubatches that were finished stay there."""
         del positions
         for slot in set(slots.tolist()):
             holder = self._holders[slot]
@@ -94,23 +88,18 @@ class StreamMemory:
                 lib.seq_rm(self._memory, holder.stream, holder.length or -1, -1)
 
     def length(self, seq: int) -> int:
-        """Return how many positions `seq` holds."""
         return self._holders[seq].length
 
     def first(self, seq: int) -> int:
-        """Return 0, or -1 where `seq` holds nothing: all layers attend to everything."""
         return 0 if self._holders[seq].length else -1
 
     def high_water(self) -> int:
-        """Return 0: a decode spans the cells of its own sequences."""
         return 0
 
     def used(self) -> int:
-        """Return how many cells are in use."""
         return sum(self._filled)
 
     def shared(self, seqs: Sequence[int]) -> int:
-        """Return how many cells fewer `seqs` hold together than one by one."""
         longest: dict[int, int] = {}
         for holder in (self._holders[seq] for seq in seqs):
             longest[holder.stream] = max(longest.get(holder.stream, 0), holder.length)
@@ -135,12 +124,10 @@ class StreamMemory:
         ]
 
     def runs(self, seq: int, first: int, last: int) -> int:
-        """Return in how many runs of cells a part lies."""
         del seq
         return int(first < last)
 
     def remove(self, seq: int, first: int = 0) -> bool:
-        """Drop positions from `first` on. The cells go where nobody else holds them."""
         holder = self._holders[seq]
         if holder.stream == _NONE or (first and first >= holder.length):
             return True
@@ -151,7 +138,6 @@ class StreamMemory:
         return True
 
     def copy(self, src: int, dst: int, first: int, last: int) -> bool:
-        """Let `dst`, which holds nothing, hold positions ``[0, last)`` of `src` too. No data moves."""
         source, target = self._holders[src], self._holders[dst]
         if src == dst or first or target.length or not 0 < last <= source.length:
             return False
@@ -159,7 +145,6 @@ class StreamMemory:
         return True
 
     def save(self, seq: int, first: int, last: int, page: int) -> list[Saved] | None:
-        """Return positions ``[first, last)`` in parts of `page`. llama.cpp copies the whole stream."""
         holder = self._holders[seq]
         if not 0 <= first < last <= holder.length:
             return None
@@ -197,15 +182,12 @@ class StreamMemory:
         return True
 
     def retire(self, slot: int) -> None:
-        """Do nothing: there is no mark to keep."""
         del slot
 
     def lower_high_water(self) -> bool:
-        """Return False: there is none."""
         return False
 
     def _in_want(self, slots: Iterable[int]) -> list[int]:
-        """Return the slots that need a stream of their own: they have none, or another holder goes on in theirs."""
         found, taken = [], set()
         for slot in sorted(set(slots)):
             holder = self._holders[slot]
@@ -227,7 +209,6 @@ class StreamMemory:
         return next((stream for stream in range(self.n_streams) if stream not in held), None)
 
     def _trim(self, stream: int) -> None:
-        """Drop the cells of a stream that no holder has any more."""
         longest = max((h.length for h in self._holders if h.stream == stream), default=0)
         if longest < self._filled[stream] or not longest:
             lib.seq_rm(self._memory, stream, longest or -1, -1)

@@ -105,7 +105,6 @@ class LlamaVocabulary:
         return np.concatenate(parts)
 
     def apart(self, text: str) -> list[str]:
-        """Return `text` cut where its lines are too long for llama.cpp. See ``backend.base``."""
         return cut_long_lines(text) if self._uses_regex else [text]
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> IntArray:
@@ -124,11 +123,9 @@ class LlamaVocabulary:
             room = -count
 
     def pieces(self) -> Sequence[bytes]:
-        """Return the bytes of every token, indexed by id; control tokens are empty."""
         return self._pieces
 
     def specials(self) -> Sequence[SpecialToken]:
-        """Return the tokens that are recognised by their spelling. See ``backend.base``."""
         ask, vocab = lib.attributes, ctypes.c_void_p(self._vocab)
         found = ((token, ask(vocab, token)) for token in range(self.n_vocab))
         return [

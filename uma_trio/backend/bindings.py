@@ -104,7 +104,6 @@ def chosen(wanted: str, builds: Sequence[Build]) -> Build:
 
 
 def _of_folder(folder: Path, builds: Sequence[Build]) -> Build:
-    """Return a build of the libraries in `folder`, called through a binding that is installed."""
     if not any(folder.glob("libllama.*")):
         raise LlamaRefused(
             f"--llama {folder}: it is neither {' nor '.join(_DISTRIBUTIONS)}, nor a folder with libllama."

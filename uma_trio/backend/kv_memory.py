@@ -93,7 +93,6 @@ def _meminfo(path: Path) -> int | None:
 
 
 def _cgroup_v2(root: Path) -> int | None:
-    """Return what is left below the lowest ``memory.max`` on our way to the root cgroup."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

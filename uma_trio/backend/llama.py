@@ -241,7 +241,6 @@ class LlamaBackend:
 
     @property
     def traits(self) -> Traits:
-        """A GPU that went on after the last call of llama_decode will after the next."""
         if self._traits.overlaps != self._compute.goes_on:
             self._traits = evolve(self._traits, overlaps=self._compute.goes_on)
         return self._traits
@@ -261,7 +260,6 @@ class LlamaBackend:
         return partial(flag.__setitem__, 0, b"x")
 
     def decode(self, n_tokens: int, while_computing: Overlap = nothing) -> int:
-        """Compute rows ``[:n_tokens]`` of the batch. See the contract in ``backend.base``."""
         begun = self._prepared(n_tokens)
         if begun.status is not None:
             while_computing()
@@ -271,7 +269,6 @@ class LlamaBackend:
     def begin_decode(
         self, n_tokens: int, while_computing: Overlap = nothing, *, predicted_s: float
     ) -> None:
-        """Prepare a decode that :meth:`advance_decode` computes in parts."""
         if self._parts is None:
             raise ValueError("this context computes no decode in parts")
         begun = self._begun = self._prepared(n_tokens)
@@ -281,7 +278,6 @@ class LlamaBackend:
             self._parts.begin(call, predicted_s)
 
     def advance_decode(self, most_s: float, is_wanted: Callable[[], bool] = bool) -> int | None:
-        """Compute parts of the decode that was begun; return its status at the end."""
         begun, parts = self._begun, self._parts
         if begun is None or parts is None:
             raise ValueError("no decode was begun")
@@ -345,35 +341,29 @@ class LlamaBackend:
         return self._logits[:n_rows]
 
     def kv_remove(self, slot: int, first: int = 0) -> bool:
-        """Drop the cells of `slot` from position `first` on; False if only all can go."""
         self._check_id(slot)
         done = self._kv.remove(slot, first)
         self._measure(slot)
         return done
 
     def kv_retire(self, slot: int) -> None:
-        """Drop the cells of `slot`, but perhaps for one that keeps the high-water mark."""
         self._check_id(slot)
         self._kv.retire(slot)
         self.kv_remove(slot)
 
     def kv_lower_high_water(self) -> None:
-        """Let the high-water mark fall to what the cache holds."""
         if self._context is not None:
             self._kv.lower_high_water()
 
     def kv_length(self, slot: int) -> int:
-        """Return how many positions llama.cpp holds for `slot`."""
         self._check_id(slot)
         return self._kv.length(slot)
 
     def kv_first(self, slot: int) -> int:
-        """Return from which position on `slot` has everything; -1 if it holds nothing."""
         self._check_id(slot)
         return self._kv.first(slot)
 
     def kv_copy(self, src: int, dst: int, first: int, last: int) -> bool:
-        """Let `dst` hold positions ``[first, last)`` of `src` too."""
         self._check_id(src)
         self._check_id(dst)
         done = self._kv.copy(src, dst, first, last)
@@ -381,53 +371,42 @@ class LlamaBackend:
         return done
 
     def kv_save(self, slot: int, first: int, last: int, page: int) -> Sequence[Saved] | None:
-        """Return positions ``[first, last)`` of `slot`, as llama.cpp writes them."""
         self._check_id(slot)
         return self._kv.save(slot, first, last, page)
 
     def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
-        """Put saved positions behind what `slot` holds."""
         self._check_id(slot)
         done = self._kv.restore(slot, saved)
         self._measure(slot)
         return done
 
     def kv_identity(self) -> str:
-        """Return it by the files of the model and its adapters, the build of llama.cpp and the layout of the cache."""
         streams = "streams" if self.limits.n_streams > 1 else "unified"
         cache = f"{self._cache}, {streams}, {self._placement}"
         return identity_of(self._recipe.header.parts, self._adapters, cache)
 
     def kv_shortage(self, slots: Sequence[int], n_tokens: int) -> int:
-        """Return how many cells leaves have to free for the next decode."""
         return self._kv.shortage(slots, n_tokens)
 
     def kv_stream(self, slot: int) -> int:
-        """Return the stream in which `slot` lies."""
         return self._kv.stream(slot)
 
     def kv_used(self) -> int:
-        """Return how many cells slots and leaves hold."""
         return self._kv.used()
 
     def kv_shared(self, slots: Sequence[int]) -> int:
-        """Return how many cells fewer `slots` hold than each would alone."""
         return self._kv.shared(slots)
 
     def kv_portions(self, leaves: Sequence[int]) -> list[float]:
-        """Return how many cells only `leaves` keep, for each its part."""
         return self._kv.portions(leaves)
 
     def kv_runs(self, slot: int, first: int, last: int) -> int:
-        """Return in how many runs of cells a part of `slot` lies."""
         return self._kv.runs(slot, first, last)
 
     def kv_high_water(self) -> int:
-        """Return how many cells a decode spans."""
         return self._kv.high_water()
 
     def close(self) -> None:
-        """Free the context; the weights go when nobody holds this or the vocabulary any more."""
         if self._context is not None:
             context, self._context = self._context, None
             self._logits = np.empty((0, self.model.n_vocab), np.float32)
@@ -437,7 +416,6 @@ class LlamaBackend:
             llama.llama_free(context)
 
     def _own_batch(self) -> Any:
-        """Build the struct that points at our arrays. They live as long as this object."""
         capacity = self.limits.n_batch
         self._n_seq_id = np.ones(capacity, np.int32)
         self._slot_ids = np.arange(self.limits.n_slots, dtype=np.int32)
@@ -489,7 +467,6 @@ class LlamaBackend:
 
 
 def _listen(log: LogSink | None) -> None:
-    """Start llama.cpp, and let `log` have what it says from now on."""
     lib.start()
     lib.set_log_sink(log)
     if log is not None and lib.amx_is_miscompiled():
@@ -499,7 +476,6 @@ def _listen(log: LogSink | None) -> None:
 def _memory(
     context: int, limits: ContextLimits, *, keeps_high_water: bool
 ) -> CacheMemory | StreamMemory:
-    """Return the memory of a context, as it lays out its cells."""
     memory = int(llama.llama_get_memory(context))
     if limits.n_streams > 1:
         return StreamMemory(
@@ -518,7 +494,6 @@ def _memory(
 
 
 def _limits(context: int, info: ModelFacts, n_slots: int, *, whole_cache: bool) -> ContextLimits:
-    """Read back the real sizes of a context."""
     n_ctx = int(llama.llama_n_ctx_seq(context))
     return ContextLimits(
         n_ctx=int(llama.llama_n_ctx(context)),

@@ -202,7 +202,6 @@ class LlamaEncoder:
         return found
 
     def _go(self, rest: Sequence[IntArray], firsts: Sequence[int]) -> None:
-        """Begin to compute a chunk."""
         n_tokens = self._rows.put(rest, firsts)
         self._computed += n_tokens
         self._parts.begin(n_tokens)
@@ -313,7 +312,6 @@ def _info(handle: ModelHandle, context: int, header: GgufHeader, room: EncoderRo
 
 
 def _pair(model: ModelHandle) -> Pair:
-    """Return what stands around a query and a document, as llama-server has it (format_prompt_rerank)."""
     template = llama.llama_model_chat_template(model.pointer, b"rerank")
     if template:
         return pair_of(template.decode("utf-8", "replace"), LlamaVocabulary(model))

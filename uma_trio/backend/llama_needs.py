@@ -186,7 +186,6 @@ class _Trial:
 
 
 def _listen() -> list[str]:
-    """Start llama.cpp, and return a list that gets the lines of its log."""
     lib.start()
     said: list[str] = []
     lib.set_log_sink(lambda _level, text: said.append(text), with_info=True)

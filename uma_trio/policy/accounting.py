@@ -48,7 +48,6 @@ def _rates(cost: CostModel, tick: MeasuredTick) -> tuple[float | None, float | N
 
 
 def _shows_a_change(cost: CostModel, work: Work) -> bool:
-    """Whether a tick is one of the first two of its shape, and that is much of what it takes."""
     if not cost.recapture_s or (work.repeats and work.settled):
         return False
     return cost.change_s > SMALL_CHANGE * cost.seconds(work)

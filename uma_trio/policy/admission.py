@@ -166,7 +166,6 @@ def _making_room(
 
 
 def _choices(could: Sequence[Holder]) -> Iterator[tuple[Sequence[Holder], int]]:
-    """Yield each one alone, then the first two, three and more together, with the cells they free."""
     yield from (((holder,), holder.cells) for holder in could)
     cells = accumulate([holder.cells for holder in could])
     yield from ((could[:n], freed) for n, freed in enumerate(cells, 1) if n > 1)
@@ -175,7 +174,6 @@ def _choices(could: Sequence[Holder]) -> Iterator[tuple[Sequence[Holder], int]]:
 def _gets_in(
     line: WaitingQueue, slots: int, cells: int, is_for: Callable[[Waiting], bool], least: int
 ) -> bool:
-    """Whether somebody whom room `is_for` gets a place, who need `least` cells or more."""
     if line.keeps_out(cells):
         return False
     for chosen in line.in_order(slots, cells):
@@ -188,7 +186,6 @@ def _gets_in(
 
 
 def _smallest(requests: Iterable[Waiting]) -> Sequence[Waiting]:
-    """Return the smallest request of each client in each lane, the smallest of all first."""
     found: dict[tuple[str, int], Waiting] = {}
     for waiting in sorted(requests, key=attrgetter("cells")):
         found.setdefault((waiting.lane, waiting.client), waiting)

@@ -51,7 +51,6 @@ def rotate(views: Iterable[SequenceView], cursor: int) -> list[SequenceView]:
 
 @lru_cache(maxsize=256)
 def _one_token(key: int) -> PlanItem:
-    """Return a stream's item, which is the same one tick after tick."""
     return PlanItem(key, 1, "decode", "decode: one token each")
 
 

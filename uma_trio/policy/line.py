@@ -125,7 +125,6 @@ class WaitingQueue:
 
     @cached_property
     def _counts(self) -> Counter[int]:
-        """How many have a place already, by each that shares in it."""
         return Counter(node for holder in self._running for node in holder.path)
 
     @cached_property
@@ -148,7 +147,6 @@ class WaitingQueue:
         }
 
     def _next(self, room: _Room) -> Waiting | None:
-        """Return who of those that are left is next, and fits."""
         first = self._first_overdue(room.gone, owed=True)
         if first is None:
             return room.best(room.persons) or room.best(room.others)
@@ -199,7 +197,6 @@ def _rank(
 
 
 def _is_owed(state: AdmissionState) -> bool:
-    """Whether a background request is to have a place in its turn, as the lane is owed time."""
     return state.bucket_s >= BUCKET_S and not any(holder.tenured for holder in state.running)
 
 

@@ -124,7 +124,6 @@ class PrefixCache:
         return found
 
     def _note_miss(self, sequence: Sequence, found: FoundPrefix) -> None:
-        """Count a prompt, and pages that were evicted and would have been used now."""
         namespace = sequence.submit.namespace
         if namespace is None or not sequence.submit.keeps:
             return
@@ -369,7 +368,6 @@ class PrefixCache:
         return next((blocked for blocked in self.blocked.values() if blocked.pages), None)
 
     def _follow(self, blocked: _Blocked, running: Mapping[int, Sequence]) -> None:
-        """Fork as soon as the leader has computed what is shared, or will not."""
         leader = running.get(blocked.leader) if blocked.leader is not None else None
         goes_on = leader is not None and leader.credit > 0 and not self._is_follower(leader)
         if goes_on and leader is not None and leader.computed < blocked.coming:
@@ -380,7 +378,6 @@ class PrefixCache:
             self._take(blocked.sequence, found, "fork" if leader is not None else None)
 
     def _promote(self, running: Mapping[int, Sequence]) -> None:
-        """Make leaders interactive for as long as a person waits for them, and no longer."""
         blocked = self.blocked.values()
         needed = {
             h.leader for h in blocked if h.leader is not None and h.sequence.lane == "interactive"

@@ -284,7 +284,6 @@ class PrefixDisk:
     # --- the threads ---
 
     def _run(self) -> None:
-        """Write what waits, and follow the folder."""
         while True:
             if time.monotonic() - self._scanned_at >= _SCAN_S:
                 self._guarded(self._scan)
@@ -453,7 +452,6 @@ class ModelDisk:
 
 
 def _principal(namespace: str) -> str:
-    """Return of whom a namespace in files is: model, principal, salt."""
     return namespace.split("/")[1]
 
 

@@ -188,7 +188,6 @@ class PageFolder:
         raise Damaged
 
     def _own_secret(self) -> bytes:
-        """Return the secret of this folder, made by whoever came first."""
         path = self.path / _KEY
         temporary = self.path / f"{os.getpid()}-{secrets.token_hex(8)}{_TEMPORARY}"
         try:

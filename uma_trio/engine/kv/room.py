@@ -75,7 +75,6 @@ class Room:
         return order
 
     def _worth(self, leaf: Leaf) -> float:
-        """Return what having a leaf again takes, from the level at its last use."""
         n, saving = len(leaf.tokens), self.saving
         return leaf.level + (saving.token_s * n if leaf.is_saved else saving.again_s(leaf))
 
@@ -210,6 +209,5 @@ class Room:
         return self._not_worth(leaf, paid_s)
 
     def _not_worth(self, leaf: Leaf, paid_s: float) -> bool:
-        """Whether rent of `paid_s` a cell is more than computing a leaf again is likely to cost."""
         likely_s = self.reuse.of(leaf.owner) * self.saving.again_s(leaf)
         return paid_s * len(leaf.tokens) > likely_s

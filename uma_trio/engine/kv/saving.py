@@ -210,7 +210,6 @@ class Saving:
         )
 
     def _page_s(self, leaf: Leaf) -> float:
-        """Return how long saving the next page of a leaf should take."""
         first, last = self._next_part(leaf)
         n = last if self._whole_only else last - first
         return self.save_takes[self._scattered(leaf, first, last)] * n
@@ -274,7 +273,6 @@ class Saving:
         self._offer(leaf)
 
     def _offer(self, leaf: Leaf) -> None:
-        """Have what is saved of a leaf written to the disk."""
         if self._disk is not None and leaf.page is not None:
             self._disk.offer(leaf.namespace, leaf.page)
 
@@ -300,7 +298,6 @@ class Saving:
             self._store.pin(turn.page.path, self._clock() + seconds if seconds else 0.0)
 
     def _whole(self, leaf: Leaf) -> None:
-        """Note that all of a leaf is saved."""
         self._offer(leaf)
         self._latest[leaf.handle] = leaf
         if len(self._latest) > MOST_LATEST:
@@ -350,7 +347,6 @@ class Saving:
         return True
 
     def _find(self, leaf: Leaf) -> None:
-        """Look up how much of a leaf is in pages already, in whole ones or to its very end."""
         page, n = self._store.match(leaf.namespace, leaf.tokens)
         if page is not None and n < page.end:
             page = page.parent

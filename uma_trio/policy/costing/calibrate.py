@@ -234,7 +234,6 @@ class Calibration:
         share: float = 1.0,
         dearest_s: float = float("inf"),
     ) -> None:
-        """Time each of `shapes` that was not yet, as far as that share of the session goes."""
         for shape in self._watch.able(shapes):
             known = shape in self._samples
             # What rows add is told by the same tokens without them.
@@ -302,7 +301,6 @@ class Calibration:
             self._context_cell_s = LEAST_USED_SHARE * self._spanned_cell_s  # ticks correct it
 
     def _expected(self, shape: BatchShape) -> float:
-        """Return about how long a sample of `shape` will take, by its neighbours."""
         sizes = self._samples.sizes()
         above = [seconds for n, seconds in sizes.items() if n >= shape.tokens]
         if above:

@@ -154,7 +154,6 @@ def _beside_readers(
     prompts: list[SequenceView],
     rest: list[SequenceView],
 ) -> list[_Line]:
-    """Add the beginnings of prompts, for which readers wait a little, and what slack allows."""
     limit, in_use, within = plan.limit, state.memory.served, state.contract.newcomer_tokens
     fresh = list(takewhile(lambda view: view.uncached < within, prompts))
     first = Candidates(tick, fresh, within)
@@ -272,14 +271,12 @@ def _items(shares: Sequence[tuple[SequenceView, int]], reason: str) -> list[Plan
 
 
 def _in_slack(shares: Sequence[tuple[SequenceView, int]], limit: Limit) -> list[PlanItem]:
-    """Return the items of what readers' slack is used for, with who it is that uses it."""
     return [
         item for view, n in shares for item in _items([(view, n)], f"{_who(view)}: {limit.reason}")
     ]
 
 
 def _who(view: SequenceView) -> str:
-    """Return what a sequence that is not read is called in a reason."""
     if view.lane == "background":
         return "background"
     return "rest of a prompt" if is_prompt(view) else "answer"
@@ -331,7 +328,6 @@ def _size(
 
 
 def _is_read_soon(views: Sequence[SequenceView]) -> bool:
-    """Whether the first of these is a prompt whose answer will be read as it comes."""
     return bool(views) and is_prompt(views[0]) and views[0].read
 
 

@@ -115,7 +115,6 @@ def _among_own(state: SchedulerState, views: Sequence[SequenceView]) -> list[Seq
 
 
 def _share(state: SchedulerState, cost: CostModel) -> float:
-    """Return which part of the machine readers leave to prompts."""
     readers = reading(state)
     if not readers:
         return 1.0

@@ -152,7 +152,6 @@ def unread_limit(state: SchedulerState, guard: GuardMemory, cost: CostModel | No
 
 
 def _added(tick: MeasuredTick) -> float:
-    """Return which part of a tick newcomers' prompts added to what readers took."""
     if not tick.mixed or tick.solo_s <= 0 or tick.decode_s <= 0:
         return 0.0
     return max(0.0, 1.0 - tick.solo_s / tick.decode_s) * (1.0 - tick.background)
@@ -249,7 +248,6 @@ def _limit(
     welcome_s: float,
     careful: float,
 ) -> Limit:
-    """Return the limit of a tick that no reader notices, and that of one for newcomers."""
     now, contract = state.now, state.contract
     slack = reach = newcomer = least = math.inf
     shortest = 1.0
