@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from uma_trio.backend import _llama_compute
-from uma_trio.backend._llama_compute import OVER, Compute
+from uma_trio.backend import llama
 from uma_trio.backend.base import DecodeStatus
+from uma_trio.backend.llama import OVER, Compute
 
 
 class Device:
@@ -34,9 +34,9 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Return the device that decodes are computed by."""
     made = Device()
-    monkeypatch.setattr(_llama_compute, "perf_counter", made.clock)
-    monkeypatch.setattr(_llama_compute.lib, "decode", made.decode)
-    monkeypatch.setattr(_llama_compute.lib, "synchronize", made.synchronize)
+    monkeypatch.setattr(llama, "perf_counter", made.clock)
+    monkeypatch.setattr(llama.lib, "decode", made.decode)
+    monkeypatch.setattr(llama.lib, "synchronize", made.synchronize)
     return made
 
 

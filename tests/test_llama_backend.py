@@ -22,12 +22,11 @@ from memory_kit import resident_kib
 from models.synthetic import PRESETS, write_model
 from uma_trio.app.wiring import load_backend
 from uma_trio.backend import _llama_lib
-from uma_trio.backend._llama_compute import OVER
 from uma_trio.backend._llama_info import described
 from uma_trio.backend._llama_lib import LogLevel, parse_features
 from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
-from uma_trio.backend.llama import LlamaBackend, system_info
+from uma_trio.backend.llama import OVER, LlamaBackend, system_info
 from uma_trio.backend.placement import Placement
 from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
@@ -293,7 +292,7 @@ def test_an_aside_comes_before_most_of_the_time_of_a_decode(
         return called
 
     decode_s, wait_s = (2.0, 1.0) if blocks else (1.0, 2.0)
-    monkeypatch.setattr("uma_trio.backend._llama_compute.perf_counter", lambda: now[0])
+    monkeypatch.setattr("uma_trio.backend.llama.perf_counter", lambda: now[0])
     monkeypatch.setattr(_llama_lib, "decode", timed("decode", decode_s, _llama_lib.decode))
     monkeypatch.setattr(_llama_lib, "synchronize", timed("wait", wait_s, _llama_lib.synchronize))
     while_computing = timed("aside", 1.5, lambda: None)

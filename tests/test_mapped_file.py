@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from memory_kit import resident_kib
 
-from uma_trio.backend.mapped_file import release
+from uma_trio.backend._llama_load import release
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells what is mapped")
 

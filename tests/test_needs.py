@@ -10,9 +10,9 @@ from attrs import evolve
 from models.synthetic import PRESETS, write_model
 from uma_trio.app import wiring
 from uma_trio.backend import llama_probe
-from uma_trio.backend._llama_breakdown import breakdown
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.llama import LlamaBackend
+from uma_trio.backend.llama_needs import breakdown
 from uma_trio.backend.llama_probe import estimate
 from uma_trio.backend.needs import OURS, PROCESS, Estimate, Needs, Question
 from uma_trio.cli.doctor import check_memory

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from uma_trio.backend.base import Saved, Traits
 from uma_trio.engine.kv.admin import clear, report
 from uma_trio.engine.kv.leaves import Leaf
-from uma_trio.engine.kv.measured import CellTimes
+from uma_trio.engine.kv.saving import CellTimes
 from uma_trio.engine.messages import Keep, SetLane
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.baseline import baseline

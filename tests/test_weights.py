@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from uma_trio.backend.gguf_header import GgufHeader, Tensor, Value
-from uma_trio.backend.weights import WeightsRead, weights_read
+from uma_trio.backend.kv_memory import WeightsRead, weights_read
 
 
 def header(experts: int = 0, **sizes: int) -> GgufHeader:

@@ -13,6 +13,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self, TypedDict
 
 import numpy as np
@@ -21,8 +22,6 @@ from attrs import evolve, frozen
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_adapters import set_adapters
 from uma_trio.backend._llama_binding import llama
-from uma_trio.backend._llama_compute import Compute
-from uma_trio.backend._llama_identity import identity_of
 from uma_trio.backend._llama_info import described, model_info, placed
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
 from uma_trio.backend._llama_load import (
@@ -31,6 +30,7 @@ from uma_trio.backend._llama_load import (
     can_go_back,
     load_model,
     make_context,
+    release,
 )
 from uma_trio.backend._llama_memory import CacheMemory
 from uma_trio.backend._llama_options import (
@@ -42,6 +42,7 @@ from uma_trio.backend._llama_options import (
     uses_streams,
 )
 from uma_trio.backend._llama_parts import DecodeParts, with_parts
+from uma_trio.backend._llama_state import identity_of
 from uma_trio.backend._llama_streams import StreamMemory
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.base import (
@@ -60,7 +61,6 @@ from uma_trio.backend.base import (
 )
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH
-from uma_trio.backend.mapped_file import release
 from uma_trio.backend.placement import Placement
 from uma_trio.backend.polite import at_once, politely
 
@@ -506,3 +506,44 @@ def _limits(context: int, info: ModelFacts, n_slots: int, *, whole_cache: bool) 
         can_go_back=can_go_back(context),
         window=max(0, int(llama.llama_model_n_swa(llama.llama_get_model(context)))),
     )
+
+
+# After so many decodes in a row that were over when their call came back a device is taken for one that waits. On
+# CUDA the first two decodes of a shape launch each kernel and capture a graph, which may take as long as they do.
+OVER = 8
+
+
+class Compute:
+    """Calls llama_decode and waits for its end, with `while_computing` before the longer of the two.
+
+    The CPU computes inside of the call. A GPU goes on after it came back, unless layers were
+    left to the CPU or its driver is one that waits; which it is shows in the latest decodes.
+    """
+
+    def __init__(self, *, gpu: bool) -> None:
+        self._gpu = gpu
+        self.goes_on = gpu  # whether it computes on after the call, as it lately did
+        self._over = 0  # decodes in a row that were over when their call came back
+
+    def __call__(self, context: int, batch: Any, while_computing: Overlap) -> int:
+        """Return the status, with the logits there if it is OK."""
+        goes_on = self.goes_on
+        if not goes_on:
+            while_computing()
+        began = perf_counter()
+        status: int = lib.decode(context, batch)
+        back = waiting = perf_counter()
+        if goes_on:
+            while_computing()
+            waiting = perf_counter()
+        if self._gpu and status == DecodeStatus.OK:
+            lib.synchronize(context)
+            called_s = back - began
+            # Where that took longer than the call, whether there was anything to wait for is unknown.
+            hidden = waiting - back > called_s
+            if perf_counter() - waiting > called_s or (goes_on and hidden):
+                self._over, self.goes_on = 0, True
+            else:
+                self._over += 1
+                self.goes_on = goes_on and self._over < OVER
+        return status

@@ -2,7 +2,7 @@
 
 A batch that is larger than ``n_ubatch`` ends the process (llama-context.cpp, encode): sizes are checked here first. A
 causal model (Qwen3-Embedding, Qwen3-Reranker) has a KV cache. It computes a long input in chunks, with equal results,
-and what inputs begin with alike once (:mod:`uma_trio.backend._llama_beginning`).
+and what inputs begin with alike once (:class:`KeptPrefix`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import numpy as np
 from attrs import frozen
 
 from uma_trio.backend import _llama_lib as lib
-from uma_trio.backend._llama_beginning import KEPT, MOST, KeptPrefix
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import LogSink
 from uma_trio.backend._llama_load import Progress, load_model
 from uma_trio.backend._llama_options import FLASH_ON, MAX_SLOTS
 from uma_trio.backend._llama_parts import EncoderParts
-from uma_trio.backend._llama_rows import Rows
 from uma_trio.backend._llama_vocab import LlamaVocabulary, ModelHandle
 from uma_trio.backend.base import FloatArray, IntArray, ModelError, Vocabulary
 from uma_trio.backend.encoder import EncodeFailed, EncoderInfo, Pair, Pooling
@@ -354,3 +352,109 @@ def _space_before(text: str) -> str:
 
 def _space_behind(text: str) -> str:
     return text[len(text.rstrip()) :]
+
+
+class Rows:
+    """Room for `capacity` tokens. `struct` is what is computed."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._token = np.zeros(capacity, np.int32)
+        self._pos = np.zeros(capacity, np.int32)
+        self._n_seq_id = np.ones(capacity, np.int32)
+        self._want = np.ones(capacity, np.int8)
+        self._ids = np.arange(MAX_SLOTS, dtype=np.int32)
+        self._addresses = self._ids.ctypes.data + np.arange(MAX_SLOTS, dtype=np.uintp) * 4
+        self._seq_id = np.full(capacity, self._addresses[0], np.uintp)
+        self.struct = llama.llama_batch()
+        for name, array in (
+            ("token", self._token),
+            ("pos", self._pos),
+            ("n_seq_id", self._n_seq_id),
+            ("seq_id", self._seq_id),
+            ("logits", self._want),
+        ):
+            kind = dict(llama.llama_batch._fields_)[name]
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, kind))
+
+    def put(self, inputs: Sequence[IntArray], firsts: Sequence[int]) -> int:
+        """Write the tokens of inputs, each from position `firsts` on; return how many they are.
+
+        An input is the sequence of its number. Raises ValueError where llama.cpp would end the process.
+        """
+        n_tokens = sum(map(len, inputs))
+        if not 0 < n_tokens <= self._capacity or len(inputs) > MAX_SLOTS:
+            raise ValueError(f"{len(inputs)} inputs of {n_tokens} tokens are no batch")
+        at = 0
+        for index, (tokens, first) in enumerate(zip(inputs, firsts, strict=True)):
+            end = at + len(tokens)
+            self._token[at:end] = tokens
+            self._pos[at:end] = np.arange(first, first + len(tokens))
+            self._seq_id[at:end] = self._addresses[index]
+            at = end
+        self.struct.n_tokens = n_tokens
+        return n_tokens
+
+
+#: The sequence of what is kept. Inputs have those below it.
+KEPT: Final = MAX_SLOTS - 1
+#: The longest that is kept, and the shortest that is worth a copy.
+MOST: Final = 1024
+LEAST: Final = 8
+_NO_TOKENS: Final = np.zeros(0, np.int32)
+
+
+class KeptPrefix:
+    """What inputs of a causal encoder begin with, kept as one sequence of cells from one batch to the next.
+
+    An instruction before each query, or a template and a query before each document, is computed once. With `keeps` False nothing is: state cannot be cut off behind it.
+
+    It is one user's, and only inputs of that user have it: how soon an answer comes would tell others what it is.
+    """
+
+    def __init__(self, memory: int, *, keeps: bool) -> None:
+        self._memory, self._keeps = memory, keeps
+        self._kept = self._latest = _NO_TOKENS
+        self._kept_for = self._latest_of = ""
+
+    def begin(self, inputs: Sequence[IntArray], users: Sequence[str]) -> list[int]:
+        """Give each input what is kept of it; return how many of its tokens that is. The last one is computed."""
+        found: list[int] = []
+        for seq, (tokens, user) in enumerate(zip(inputs, users, strict=True)):
+            n = min(self._common(tokens, user), len(tokens) - 1)
+            found.append(n if n >= LEAST else 0)
+            if found[-1]:
+                lib.seq_cp(self._memory, KEPT, seq, 0, n)
+        return found
+
+    def end(self, inputs: Sequence[IntArray], users: Sequence[str]) -> None:
+        """Keep what all inputs of the first one's user begin with, if that is more than is kept of it; forget the rest."""
+        first, user = inputs[0], users[0]
+        others = [tokens for tokens, whose in zip(inputs, users, strict=True) if whose == user][1:]
+        if not others and self._latest_of == user:
+            others = [self._latest]
+        n = min(MOST, *(common(first, tokens) for tokens in others or [_NO_TOKENS]))
+        if self._keeps and n >= LEAST and n > self._common(first[:n], user):
+            lib.seq_rm(self._memory, KEPT, -1, -1)
+            lib.seq_cp(self._memory, 0, KEPT, 0, n)
+            self._kept, self._kept_for = first[:n].copy(), user
+        self._latest, self._latest_of = inputs[-1], users[-1]
+        for seq in range(len(inputs)):
+            lib.seq_rm(self._memory, seq, -1, -1)
+
+    def clear(self) -> None:
+        """Forget everything: a batch was not computed to its end."""
+        for seq in range(MAX_SLOTS):
+            lib.seq_rm(self._memory, seq, -1, -1)
+        self._kept = self._latest = _NO_TOKENS
+
+    def _common(self, tokens: IntArray, user: str) -> int:
+        """Return how many tokens of a user's input are kept."""
+        return common(self._kept, tokens) if user == self._kept_for else 0
+
+
+def common(one: IntArray, other: IntArray) -> int:
+    """Return how many tokens two texts begin with alike."""
+    n = min(len(one), len(other))
+    differs = np.flatnonzero(one[:n] != other[:n])
+    return int(differs[0]) if len(differs) else n
