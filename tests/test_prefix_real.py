@@ -24,6 +24,7 @@ from uma_trio.backend.kv_memory import attention_only
 from uma_trio.backend.llama import LlamaBackend
 from uma_trio.engine.kv import leaves
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.policy.cost import CostModel, Staircase
 
 pytestmark = pytest.mark.real
 
@@ -120,6 +121,34 @@ def test_a_crowd_in_streams_finds_room_and_answers_as_without_the_cache(
     with_cache, without = crowd(path, 16 << 20), crowd(path, 0)
     same = sum(one == two for one, two in zip(with_cache, without, strict=True))
     assert same >= 38  # logits of other batches differ in their last bits
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_conversation_too_large_to_be_saved_stays_in_its_stream(
+    idle: bool, tmp_path: Path
+) -> None:
+    """Neither ticks of others nor an idle machine drop it: no decode spans it, and there is no other copy."""
+    path = write_model(tmp_path / "model.gguf", PRESETS["tiny"])
+    backend = LlamaBackend.load(
+        path, n_ctx=1536, n_slots=3, n_batch=64, threads=1,
+        kv_layout="streams", flash_attention="on",
+    )  # fmt: skip
+    # Dear cells, as on a GPU: in one cache the conversation would leave after a few ticks.
+    cost = CostModel(Staircase((1, 64), (0.001, 0.010)), spanned_cell_s=1e-3)
+    settings = EngineSettings(prefix_bytes=20_000, cost=cost)
+    made = Bench(backend, settings=settings)  # type: ignore[arg-type]
+    asked = letters(1, 300)
+    made.submit(asked, 4, namespace="1")
+    made.run()
+    if idle:
+        assert not made.engine.cells.empty()
+    else:
+        made.submit(letters(2, 20), 100, namespace="2")
+        made.run()
+    _, sink = made.submit([*asked, *letters(3, 10)], 4, namespace="1")
+    made.run()
+    assert sink.end.cached_tokens == 300
+    backend.close()
 
 
 @pytest.mark.parametrize("preset", ["tiny", "window-tiny", "recurrent-tiny", "hybrid-tiny"])

@@ -66,7 +66,9 @@ if TYPE_CHECKING:
 Progress = Callable[[float], None]
 
 _gives: dict[Path, Gives] = {}  # what files were found to give
-_MOST_PREFIX_BYTES = 2 << 30
+# By default, where models compute in the same memory, and where they compute on a GPU: there a conversation of 30,000
+# tokens is 4 GB (8B, f16), and the memory of the host has little else to do.
+_MOST_PREFIX_BYTES, _MOST_BESIDE_GPU = 2 << 30, 16 << 30
 _LEAST_CONTEXT, _LONGEST_CONTEXT = 256, 1 << 20  # of which needs are told
 
 
@@ -331,7 +333,7 @@ def engine_settings(
     plain = EngineSettings(
         tick_budget_s=config.tick_budget_ms / 1e3,
         contract=contract,
-        prefix_bytes=prefix_bytes(config),
+        prefix_bytes=prefix_bytes(config, on_gpu=backend.traits.shape_costs),
         session_ttl_s=config.session_ttl_s,
     )
     if not _scratch_slots(config):
@@ -386,12 +388,13 @@ def allowed_speculation(config: Config, backend: Backend) -> str:
     return "off" if backend.traits.shape_costs else "auto"
 
 
-def prefix_bytes(config: Config) -> int:
+def prefix_bytes(config: Config, *, on_gpu: bool = False) -> int:
     """Return how much saved prompts of a model may take: what was asked for, or its part of a tenth of the memory."""
     if config.prefix_ram is not None:
         return config.prefix_ram
     writers = sum(_was_given(each) == "text" for each in config.each())
-    return min(total_memory() // 10, _MOST_PREFIX_BYTES) // max(1, writers)
+    most = _MOST_BESIDE_GPU if on_gpu else _MOST_PREFIX_BYTES
+    return min(total_memory() // 10, most) // max(1, writers)
 
 
 def _was_given(config: Config) -> Gives:

@@ -359,7 +359,7 @@ class Config(HttpConfig):
         metavar="BYTES",
         minimum=0,
         maximum=1 << 50,
-        shown_default="a tenth of the memory, at most 2 GiB",
+        shown_default="a tenth of the memory, at most 2 GiB; 16 GiB beside a GPU",
         help="The memory for saved prefixes, such as 512MiB, including bookkeeping. 0 disables the "
         "prefix cache, also in the KV cache.",
     )

@@ -30,7 +30,8 @@ class Room:
     """The cells that leaves hold. `rent_s` is the rent of all leaves together.
 
     In a unified cache leaves are dropped by their last use. A stream is free only as a whole, so there the leaf goes
-    that is computed again soonest, measured from `level`, which rises with each leaf that goes (GreedyDual).
+    that is computed again soonest, measured from `level`, which rises with each leaf that goes (GreedyDual). No decode
+    spans it, so it pays no rent.
     """
 
     backend: Backend
@@ -105,9 +106,14 @@ class Room:
         self.leaves.drop(leaf)
 
     def lingers(self) -> bool:
-        """Take all leaves out of the KV cache, which has to be empty; whether one is not saved yet."""
+        """Take leaves out of the KV cache, in which no request is; whether any stays.
+
+        Unsaved ones stay. So does in streams what cannot be saved, such as a conversation larger than `--prefix-ram`: it
+        is the only copy, and costs nobody anything.
+        """
+        streams = self.backend.limits.n_streams > 1
         for leaf in self.leaves:
-            if not leaf.to_save:
+            if leaf.is_saved if streams else not leaf.to_save:
                 self.drop(leaf)
         return len(self.leaves) > 0
 
@@ -187,7 +193,9 @@ class Room:
     def _prices(self) -> Prices | None:
         """Return what a leaf costs, None if there is none or it costs nothing."""
         cost = self.saving.cost
-        if not len(self.leaves) or cost is None or not self._cell_s(1):
+        if self.backend.limits.n_streams > 1 or not len(self.leaves):
+            return None
+        if cost is None or not self._cell_s(1):
             return None
         saving, scale = self.saving, cost.scale
         return Prices(
