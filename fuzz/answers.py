@@ -192,8 +192,6 @@ class Run:
                 self.happened["times a page was saved"] += engine.cells.prefix.saving.one()
             case 7 if rng.random() < 0.2:
                 self.happened["pages cleared"] += engine.cells.prefix.store.clear([NAMESPACE])
-            case 8 | 9 | 10 if (part := self.backend.kv_highest(64)) is not None:
-                self.happened["times cells were moved"] += self.backend.kv_move(*part)
             case 11:
                 engine.publish()  # commits: who has ended is not there any more
                 if running:
