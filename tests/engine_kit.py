@@ -23,7 +23,6 @@ from uma_trio.engine.messages import (
     Inspect,
     PromptDone,
     SamplingParams,
-    SequenceReport,
     Snapshot,
     StreamItem,
     Submit,
@@ -32,17 +31,18 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.records import Recorded
 from uma_trio.engine.sampling import AT_ONCE, Masks
 from uma_trio.machine.bell import Bell
 from uma_trio.machine.machine import Machine as Compute
-from uma_trio.observe import telling
+from uma_trio.observe.explain import explanation_in_steps
 from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.records import Recorded, RequestRecord
+from uma_trio.observe.view import Named, Viewer
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import SchedulerState
-from uma_trio.service.directory import Directory
+from uma_trio.sockets.principal import Principal
 from uma_trio.text.constraint import Constraint
 from uma_trio.text.stream import TokenText
 from uma_trio.words import Lane, Speculation
@@ -290,7 +290,7 @@ class Bench:
         """Give credit back."""
         self.inbox.put(Credit(handle, n))
 
-    def inspect(self) -> tuple[SequenceReport, ...]:
+    def inspect(self) -> tuple[RequestRecord, ...]:
         """Return what ``ps`` would show, by the way it really goes."""
         return self.snapshot().requests
 
@@ -334,12 +334,13 @@ def first_token_at(sink: Sink) -> int:
 
 def told_to_people(
     request: uma_protocol.Explain, recorded: Recorded
-) -> uma_protocol.Explanation | uma_protocol.Error:
-    """Return what `explain` tells somebody who may see everything."""
-    steps = telling._telling(request, recorded, telling.Looks(Directory()))
+) -> uma_protocol.Explanation | None:
+    """Return what `explain` shows to an operator."""
+    operator = Viewer(Principal(connection=0, is_operator=True), lambda _: Named())
+    steps = explanation_in_steps(recorded, operator, one=request.request is not None)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            answer: uma_protocol.Explanation | uma_protocol.Error = end.value
+            answer: uma_protocol.Explanation | None = end.value
             return answer

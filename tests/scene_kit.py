@@ -29,7 +29,7 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.records import TickRecord
+from uma_trio.observe.records import TickRecord
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick

@@ -38,9 +38,6 @@ RANK = {package: rank for rank, packages in enumerate(LADDER) for package in pac
 
 # Imports that still point upwards. This list only ever gets shorter.
 UPWARDS = {
-    ("uma_trio.observe", "uma_trio.engine"),
-    ("uma_trio.observe", "uma_trio.service"),
-    ("uma_trio.observe", "uma_trio.uds"),
     ("uma_trio.models", "uma_trio.app"),
 }
 

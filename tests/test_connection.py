@@ -37,7 +37,6 @@ from uma_protocol import (
 )
 from uma_trio.engine.messages import Credit, Inspect
 from uma_trio.service.snapshots import INTERVAL_S
-from uma_trio.service.visibility import shown_to
 from uma_trio.sockets.principal import Principal
 from uma_trio_sim.fake import EOS, FakeBackend, InjectedFault, linear_cost
 
@@ -410,15 +409,16 @@ async def test_another_users_request_is_not_shown_moved_or_ended(autojump_clock:
         busy = daemon.connect()
         await busy.ask(max_tokens=300, app="mine")
         await busy.until(Token)
-        (running,) = await daemon.service.running()
-        stranger = Principal(connection=9, uid=os.geteuid() + 1)
-        seen = shown_to(stranger, running)
-        assert (seen.handle, seen.origin.app, seen.report.prompt_tokens) == (0, "another user", 0)
-        assert not daemon.service.move(running.handle, "background", stranger)
-        assert not daemon.service.cancel(running.handle, stranger)
+        observer, stranger = daemon.service.observer, Principal(connection=9, uid=os.geteuid() + 1)
+        state = await observer.state()
+        (running,), (seen,) = state.requests, observer.viewer(stranger).requests(state)
+        assert seen.is_hidden
+        assert (seen.named.app, seen.record.prompt_tokens) == ("another user", 0)
+        assert not daemon.service.move(running.record.handle, "background", stranger)
+        assert not daemon.service.cancel(running.record.handle, stranger)
         await busy.until(Token)
         admin = daemon.connect()
-        await admin.send(SetPriority(request=running.handle, priority="background"))
+        await admin.send(SetPriority(request=running.record.handle, priority="background"))
         await admin.until(Ok)
         busy.close()
 

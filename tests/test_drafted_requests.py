@@ -19,9 +19,9 @@ from uma_trio.cli.explain import tick_table
 from uma_trio.engine.messages import SamplingParams, TokenOut
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.records import TickRecord
 from uma_trio.engine.sampling import UNREACHED, Sampler, TickSampler
 from uma_trio.engine.sampling.adjusting import Adjuster
+from uma_trio.observe.records import TickRecord
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick, decode, encode

@@ -14,7 +14,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.encoder import BATCH_TOKENS, EncoderEngine, Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Encode, Encoded, Explain, Inspect, Prefix, StopEncoding
-from uma_trio.engine.records import Wait
+from uma_trio.observe.records import Wait
 
 
 def tokens(n: int, first: int = 0) -> IntArray:
@@ -153,15 +153,15 @@ def test_a_request_is_told_of_as_any_other_is() -> None:
     encodings.submit(asked(answers, 1, [tokens(40)] * 2, user="a"))
     encodings.submit(asked(answers, 2, [tokens(40)], user="a"))
     encodings.advance(PART_S)
-    (running,), (queued,) = encodings.reports(0.0, 9)
+    (running,), (queued,) = encodings.reports(9)
     assert (running.handle, running.state, running.prompt_tokens) == (1, "prefill", 80)
-    assert (queued.handle, queued.state, queued.waits) == (
+    assert (queued.handle, queued.state, queued.wait) == (
         2,
         "queued",
         Wait("texts of others are computed", (1,)),
     )
     encodings.advance(1.0)
-    assert encodings.reports(0.0, 9)[0][0].computed_tokens == 40
+    assert encodings.reports(9)[0][0].computed_tokens == 40
     encodings.cancel(2)
     run(encodings)
     states = {each.handle: (each.state, each.prefill.tokens) for each in encodings.records(None)}

@@ -33,8 +33,8 @@ from uma_protocol import (
 from uma_trio.cli import explain as explain_verb
 from uma_trio.cli.explain import aligned, tick_table
 from uma_trio.engine.messages import Explain as AskEngine
-from uma_trio.engine.records import Recorded, RequestRecord, Spent, TickRecord
-from uma_trio.observe import telling
+from uma_trio.observe import explain
+from uma_trio.observe.records import Phase, Recorded, RequestRecord, TickRecord
 from uma_trio.observe.sentences import sentences, shares
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.plan import NO_LIMIT, Limit, PlanItem, Skip
@@ -119,8 +119,8 @@ def test_an_explanation_stays_within_a_frame() -> None:
 def test_requests_stay_within_a_frame_too() -> None:
     """However much a policy has to say; the latest are kept."""
     skipped = {chr(0x1F600 + n) * 200: n for n in range(13)}
-    spent = Spent(skipped=skipped)
-    records = tuple(record(n, prefill=spent, decode=spent) for n in range(1, 129))
+    phase = Phase(skipped=skipped)
+    records = tuple(record(n, prefill=phase, decode=phase) for n in range(1, 129))
     got = answered(Explain(), Recorded(3.0, records, (tick(),) * 10))
     assert [timeline.request for timeline in got.requests][-1] == 128
     assert len(got.requests) < 128
@@ -136,14 +136,14 @@ def test_one_request_is_explained_with_the_ticks_around_its_worst_gap() -> None:
     simulation.run(20.0)
     answers: list[Recorded] = []
     request = Explain(request=stream.handle)
-    ticks = telling.ticks_for(request)
+    ticks = explain.ticks_for(request)
     simulation.inbox.put(AskEngine(answers.append, request.request, ticks))
     simulation.tick()
     got = answered(request, answers[0])
     (timeline,) = got.requests
     assert timeline.worst_gap is not None
     assert timeline.worst_gap.gap_ms == pytest.approx(max(stream.itl) * 1e3, rel=0.15)
-    assert len(got.ticks) == telling.TICKS_OF_ONE_REQUEST
+    assert len(got.ticks) == explain.TICKS_OF_ONE_REQUEST
     (worst,) = (t for t in got.ticks if t.tick == timeline.worst_gap.tick)
     assert worst.predicted_ms == pytest.approx(worst.measured_ms, rel=0.2)
     assert worst.limit_ms is not None
@@ -171,7 +171,7 @@ def test_the_ticks_nearest_to_the_worst_gap_are_kept() -> None:
 
 def test_without_a_handle_no_ticks_come_unasked() -> None:
     """The list of requests is short enough to be looked at often."""
-    assert telling.ticks_for(Explain()) == 0
+    assert explain.ticks_for(Explain()) == 0
 
 
 def test_what_is_infinite_or_unknown_is_left_out() -> None:

@@ -869,8 +869,8 @@ async def test_a_request_is_moved_to_another_lane(autojump_clock: MockClock) -> 
         move = {"id": id_, "priority": "background"}
         answer = await daemon.ask("POST", "/priority", move, **key)
         assert answer.json == {"ok": True, "moved": 1}
-        (running,) = await daemon.inner.service.running()
-        assert running.report.lane == "background"
+        (running,) = (await daemon.inner.service.observer.state()).requests
+        assert running.record.lane == "background"
         answer = await daemon.ask("POST", "/priority", {**move, "id": "other"}, **key)
         assert answer.status == 404
         assert answer.json["error"]["message"].endswith("GET /slots lists those that are")
@@ -904,8 +904,8 @@ async def test_the_lane_is_chosen_by_header_priority_or_tier(
         asked = {**HELLO, **body, "stream": True, "max_tokens": 400}
         await client.send("POST", CHAT, asked, {"X-UMA-App": "editor", **headers})
         await client.head()
-        (running,) = await daemon.inner.service.running()
-        assert (running.report.lane, running.origin.app) == (lane, "editor")
+        (running,) = (await daemon.inner.service.observer.state()).requests
+        assert (running.record.lane, running.named.app) == (lane, "editor")
         client.close()
 
 
@@ -916,8 +916,8 @@ async def test_a_header_says_what_is_waited_for(autojump_clock: MockClock) -> No
         asked = {**HELLO, "awaits": "nothing", "stream": True, "max_tokens": 400}
         await client.send("POST", CHAT, asked, {"X-UMA-Awaits": "tokens"})
         await client.head()
-        (running,) = await daemon.inner.service.running()
-        assert running.report.awaits == "tokens"
+        (running,) = (await daemon.inner.service.observer.state()).requests
+        assert running.record.awaits == "tokens"
         client.close()
         answer = await daemon.ask("POST", CHAT, HELLO, **{"X-UMA-Awaits": "words"})
         assert answer.status == 400

@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_computed_frees_its_row(
         chat = [{"role": "user", "content": "x" * 800}]
         await client.send("POST", CHAT, {**LONG, "stream": stream, "messages": chat})
         await trio.sleep(5)
-        assert await daemon.inner.service.running()
+        assert (await daemon.inner.service.observer.state()).requests
         client.close()
         await trio.sleep(30)
         daemon.inner.check_idle_engine()
@@ -242,7 +242,7 @@ async def test_a_client_that_ends_its_side_has_left_tcp_and_not_a_unix_socket(
             client = await streaming(daemon, by_socket=by_socket)
             client.sock.shutdown(socket.SHUT_WR)
             await trio.sleep(5 * TICK_S)
-            assert len(await daemon.inner.service.running()) == by_socket
+            assert len((await daemon.inner.service.observer.state()).requests) == by_socket
             client.close()
             await trio.sleep(5 * TICK_S)
 
@@ -287,12 +287,12 @@ async def test_a_reader_that_stops_is_parked_and_then_closed(autojump_clock: Moc
         client = daemon.connect(by_socket=True)
         await client.send("POST", CHAT, {**STREAM, "max_tokens": 3000})
         await trio.sleep(20)
-        (running,) = await daemon.inner.service.running()
-        assert running.report.state == "parked"
+        (running,) = (await daemon.inner.service.observer.state()).requests
+        assert running.record.state == "parked"
         other = await daemon.ask("POST", CHAT, {**LONG, "max_tokens": 5})
         assert other.status == 200
         await trio.sleep(60)
-        assert await daemon.inner.service.running() == ()
+        assert (await daemon.inner.service.observer.state()).requests == ()
         assert daemon.server.n_connections == 0
 
 

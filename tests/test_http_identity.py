@@ -158,17 +158,19 @@ async def test_only_ones_own_request_can_be_moved(autojump_clock: MockClock) -> 
     """By its handle or its id; a stranger is not told that it is there."""
     async with http_house() as daemon:
         busy = await stream(daemon, ALICE)
-        (running,) = await daemon.inner.service.running()
-        for named in ({"request": running.handle}, {"id": running.origin.name}):
+        (running,) = (await daemon.inner.service.observer.state()).requests
+        for named in ({"request": running.record.handle}, {"id": running.named.name}):
             asked = {**named, "priority": "background"}
             for who in (BOB, UNKNOWN):
                 daemon.peer = who
                 refused = await daemon.ask("POST", "/priority", asked)
                 assert (refused.status, refused.error["code"]) == (404, "request_not_found")
-            assert (await daemon.inner.service.running())[0].report.lane == "interactive"
+            assert (await daemon.inner.service.observer.state()).requests[
+                0
+            ].record.lane == "interactive"
         daemon.peer = ALICE
         assert (await daemon.ask("POST", "/priority", asked)).status == 200
-        assert (await daemon.inner.service.running())[0].report.lane == "background"
+        assert (await daemon.inner.service.observer.state()).requests[0].record.lane == "background"
         busy.close()
 
 
@@ -176,8 +178,8 @@ async def test_the_user_who_runs_the_daemon_can_move_any(autojump_clock: MockClo
     """Over the port and over the Unix socket."""
     async with http_house() as daemon:
         busy = await stream(daemon, ALICE)
-        (running,) = await daemon.inner.service.running()
-        asked = {"request": running.handle, "priority": "background"}
+        (running,) = (await daemon.inner.service.observer.state()).requests
+        asked = {"request": running.record.handle, "priority": "background"}
         daemon.peer = None
         assert (await daemon.ask("POST", "/priority", asked)).status == 200
         by_socket = daemon.connect(by_socket=True)
@@ -189,8 +191,8 @@ async def test_an_admin_key_can_move_any_and_another_key_its_own(autojump_clock:
     """Where there are keys the user behind a connection counts for nothing: it may be a proxy."""
     async with http_house(keys=(b"one", b"two"), admin_keys=(b"root",)) as daemon:
         busy = await stream(daemon, None, Authorization="Bearer one")
-        (running,) = await daemon.inner.service.running()
-        asked = {"request": running.handle, "priority": "background"}
+        (running,) = (await daemon.inner.service.observer.state()).requests
+        asked = {"request": running.record.handle, "priority": "background"}
         found = {
             key: (await daemon.ask("POST", "/priority", asked, x_api_key=key)).status
             for key in ("two", "one", "root", "none")
@@ -215,13 +217,13 @@ async def test_slots_tell_of_anothers_request_only_that_it_is_there(
     """Its own user and the operator see its program and counts."""
     async with http_house() as daemon:
         busy = await stream(daemon, ALICE, X_UMA_App="secret-app")
-        (running,) = await daemon.inner.service.running()
+        (running,) = (await daemon.inner.service.observer.state()).requests
         seen = {}
         for name, who in (("alice", ALICE), ("bob", BOB), ("operator", None)):
             daemon.peer = who
             seen[name] = (await daemon.ask("GET", "/slots")).json[0]
         assert seen["alice"]["app"] == seen["operator"]["app"] == "secret-app"
-        assert seen["operator"]["id_task"] == running.handle
+        assert seen["operator"]["id_task"] == running.record.handle
         assert (seen["bob"]["is_processing"], seen["bob"]["app"]) == (True, "another user")
         hidden = (seen["bob"]["id_task"], seen["bob"]["n_prompt_tokens"], seen["bob"]["next_token"])
         assert hidden == (0, 0, [{"n_decoded": 0}])
@@ -242,7 +244,7 @@ async def test_no_key_is_written_down(autojump_clock: MockClock) -> None:
             assert answer.status == status
             shown += f"{answer.body!r} {answer.headers}"
         busy = await stream(daemon, None, Authorization="Bearer right-key-1234")
-        shown += f"{await daemon.inner.service.running()} {daemon.inner.service.metrics()}"
+        shown += f"{(await daemon.inner.service.observer.state()).requests} {daemon.inner.service.metrics()}"
         shown += f"{daemon.inner.log} {daemon.server._shared.settings}"
         assert "key 0" in shown or "key=0" in shown
         assert "key-1234" not in shown

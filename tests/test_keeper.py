@@ -91,11 +91,6 @@ class Shelf:
         return [entry.names[0] for entry in self.keeper.entries if entry.state == "loaded"]
 
 
-async def no_records(_served: Any) -> None:
-    """Keep nothing of the requests of a model that is unloaded."""
-    await trio.lowlevel.checkpoint()
-
-
 async def at_once(function: Callable[..., Any], *arguments: Any, **_options: Any) -> Any:
     """Call a function without a thread; one that takes a while sleeps instead."""
     await trio.lowlevel.checkpoint()
@@ -119,7 +114,7 @@ async def shelf(
     service = SimpleNamespace(removed=[], debts={})
     service.charge = lambda payer, seconds: service.debts.update({payer: seconds})
     service.remove = service.removed.append
-    service.keep_records = no_records
+    service.observer = SimpleNamespace(close=lambda served: None)
     made: Any = None
 
     def deploy(entry: Entry, loaded: Any) -> Any:

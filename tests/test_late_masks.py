@@ -23,7 +23,7 @@ from uma_trio.engine.recorder import LATE as LATE_MASK
 from uma_trio.engine.recorder import Recorder
 from uma_trio.engine.sampling import LATE, Mask, MaskThreads, Sampler, TickSampler
 from uma_trio.engine.sampling.checking import PATIENCE_S
-from uma_trio.engine.trace import traced
+from uma_trio.observe.trace import traced
 from uma_trio.policy.portable import TracedTick
 from uma_trio.text.constraint import Constraint, UnderWay
 from uma_trio_sim.fake import EOS, FakeBackend

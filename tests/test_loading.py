@@ -98,6 +98,7 @@ async def loading_house(
                 telemetry=inner.recorder,
                 run_blocking=at_once,
                 defaults=loaded.config.defaults,
+                history=lambda: bench.engine._recorder.explain(trio.current_time(), None, 64),
             )
             inner.service.add(served)
             nursery.start_soon(
@@ -284,14 +285,14 @@ async def test_a_request_that_waits_is_listed_and_explained(
         await over_http.send("POST", "/v1/completions", {**ASKED, "model": "code"})
         await client.ask(**{**ASKED, "model": "code"})
         await trio.sleep(1.2)
-        listed = await inner.service.running()
-        waits = [one.report.waits for one in listed]
+        listed = (await inner.service.observer.state()).requests
+        waits = [one.record.wait for one in listed]
         assert [each and each.reason for each in waits] == ["model code is loading, 20%"] * 2
-        assert {one.report.state for one in listed} == {"queued"}
-        explained = await inner.service.explain(listed[0].handle, 0)
+        assert {one.record.state for one in listed} == {"queued"}
+        explained = await inner.service.observer.explain(listed[0].record.handle, 0)
         assert explained.requests[0].wait == waits[0]
         for one in listed:
-            assert inner.service.cancel(one.handle, one.origin.principal)
+            assert inner.service.cancel(one.record.handle, one.named.principal)
         assert (await over_http.answer()).error["code"] == "cancelled"
         assert (await client.until(Eos)).reason == "cancelled"
         await trio.sleep(1)
@@ -597,9 +598,11 @@ async def test_requests_of_an_unloaded_model_are_explained(
         asked = {**ASKED, "model": "code"}
         assert (await daemon.house.ask("POST", "/v1/completions", asked)).status == 200
         assert await daemon.keeper.unload(daemon.code)
-        (one,) = (await service.explain(None, 4)).requests
+        (one,) = (await service.observer.explain(None, 4)).requests
         assert one.reason == "length"
-        assert (await service.explain(one.handle, 4)).requests == (one,)
+        alone = await service.observer.explain(one.handle, 4)
+        assert alone.requests == (one,)
+        assert {item.key for tick in alone.ticks for item in tick.items} == {one.handle}
 
 
 async def test_a_daemon_without_a_loaded_model_is_well(
@@ -613,9 +616,9 @@ async def test_a_daemon_without_a_loaded_model_is_well(
         first.deployment.bench = daemon.house.inner.bench  # type: ignore[attr-defined]
         assert await daemon.keeper.unload(first)
         daemon.house.inner.wakeup.set()
-        assert await service.running() == ()
+        assert (await service.observer.state()).requests == ()
         assert (await daemon.house.ask("GET", "/health")).status == 200
-        assert (await service.explain(None, 0)).requests == ()
+        assert (await service.observer.explain(None, 0)).requests == ()
         assert (await daemon.house.ask("GET", "/v1/models")).json["data"][0]["status"] == {
             "value": "unloaded"
         }
@@ -717,7 +720,7 @@ async def test_watchers_and_lists_outlive_an_unloading(
                     answer = await house.ask("GET", asked)
                     assert answer.status == 200, (asked, answer.body)
                 for question, kind in (
-                    (ListSessions(), Sessions),
+                    (ListSessions(ticks=8), Sessions),
                     (Explain(), Explanation),
                     (Prefix(action="list"), Prefixes),
                 ):

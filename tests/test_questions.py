@@ -12,7 +12,7 @@ from net_kit import house
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Explain, Explanation, Generate, GetMetrics
-from uma_trio.observe import telling
+from uma_trio.observe import explain
 from uma_trio.service.questions import LEAST_S, LONGEST_PAUSE_S, PAUSE, Questions
 from uma_trio.sockets.principal import Principal
 
@@ -176,7 +176,7 @@ async def test_an_explanation_is_made_in_slices(
 ) -> None:
     """No more than so many ticks are put into words before other tasks run."""
     made_at_once, most = 0, 0
-    tick = telling._tick
+    tick = explain._tick
 
     def counted(*given: Any) -> Any:
         nonlocal made_at_once, most
@@ -190,7 +190,7 @@ async def test_an_explanation_is_made_in_slices(
             made_at_once = 0
             await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(telling, "_tick", counted)
+    monkeypatch.setattr(explain, "_tick", counted)
     async with house() as daemon:
         client = daemon.connect()
         await client.send(Generate(id="g", prompt="hello", max_tokens=100))
@@ -202,5 +202,5 @@ async def test_an_explanation_is_made_in_slices(
             told = await client.next()
             stop.set()
     assert isinstance(told, Explanation)
-    assert len(told.ticks) > 3 * telling._AT_ONCE
-    assert most <= 2 * telling._AT_ONCE
+    assert len(told.ticks) > 3 * explain._AT_ONCE
+    assert most <= 2 * explain._AT_ONCE

@@ -8,8 +8,14 @@ from engine_kit import Bench
 
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.engine.messages import Explain
-from uma_trio.engine.recorder import MOST_REASONS, NO_ROOM, OTHER_REASONS, SHOWN, Recorder
-from uma_trio.engine.records import Recorded, RequestRecord, TickRecord
+from uma_trio.engine.recorder import NO_ROOM, SHOWN, Recorder
+from uma_trio.observe.records import (
+    MOST_REASONS,
+    OTHER_REASONS,
+    Recorded,
+    RequestRecord,
+    TickRecord,
+)
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.fill import SAVING

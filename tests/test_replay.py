@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from policy_kit import decoder, prompt, state
 
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.records import TickRecord
-from uma_trio.engine.trace import TraceFile
-from uma_trio.observe.trace import LineFile
+from uma_trio.observe.records import TickRecord
+from uma_trio.observe.trace import LineFile, TraceFile
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import BUILT_IN
 from uma_trio.policy.cost import CostModel, Staircase

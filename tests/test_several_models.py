@@ -160,11 +160,10 @@ async def test_running_requests_of_all_models_are_listed(autojump_clock: MockClo
         await clients[0].ask(prompt="hello", max_tokens=50)
         await clients[1].ask(prompt="hello", max_tokens=50, model="code")
         await trio.sleep(10 * TICK_S)
-        running = await two.house.inner.service.running()
-        assert len({one.handle for one in running}) == 2
-        named = {two.house.inner.service.model_of(one.handle).bounds.model for one in running}
-        assert named == {"fake", "code"}
-        recorded = await two.house.inner.service.explain(None, 0)
+        running = (await two.house.inner.service.observer.state()).requests
+        assert len({one.record.handle for one in running}) == 2
+        assert {one.named.model for one in running} == {"fake", "code"}
+        recorded = await two.house.inner.service.observer.explain(None, 0)
         assert len(recorded.requests) == 2
 
 
@@ -220,7 +219,7 @@ async def test_metrics_are_those_of_each_model(autojump_clock: MockClock) -> Non
     async with two_models() as two:
         whole = (await two.house.ask("GET", "/metrics")).body.decode()
         one = (await two.house.ask("GET", "/metrics?model=code")).body.decode()
-        named = [text.count('uma_info{backend="",model="code"') for text in (whole, one)]
+        named = [text.count('uma_info{model="code"') for text in (whole, one)]
         assert (named, whole.count("uma_info{")) == ([1, 0], 2)
 
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.records import TickRecord
-from uma_trio.engine.trace import traced
+from uma_trio.observe.records import TickRecord
+from uma_trio.observe.trace import traced
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.plan import Plan, PlanItem

@@ -17,7 +17,7 @@ from uma_protocol import Eos, Token
 from uma_trio.backend.base import DecodeStatus
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.records import TickRecord
+from uma_trio.observe.records import TickRecord
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import BUILT_IN, find_policy
 from uma_trio.policy.cost import CostModel, Staircase

@@ -14,8 +14,8 @@ from trio.testing import MockClock
 
 from uma_protocol import Error, ListSessions, Sessions, Token
 from uma_trio.engine.messages import Inspect, Snapshot
-from uma_trio.engine.records import Wait
 from uma_trio.engine.snapshot import MOST_TICKS, MOST_WAITING
+from uma_trio.observe.records import Wait
 from uma_trio.service.ask import Refusal
 from uma_trio.service.snapshots import INTERVAL_S
 from uma_trio.sockets.principal import Principal
@@ -30,7 +30,7 @@ def test_a_snapshot_shows_who_runs_who_waits_and_why() -> None:
     bench.ticks(3)
     seen = bench.snapshot()
     assert [one.handle for one in seen.running] == [first]
-    assert [(one.handle, one.waits) for one in seen.queue] == [
+    assert [(one.handle, one.wait) for one in seen.queue] == [
         (second, Wait("the slot is taken", (first,)))
     ]
     assert seen.waiting == 1
@@ -135,7 +135,7 @@ async def test_no_question_waits_for_an_engine_that_is_gone(
         service, inbox = daemon.service, daemon.bench.inbox
         questions: dict[str, Callable[[], Awaitable[object]]] = {
             "snapshot": daemon.served.snapshot,
-            "explain": lambda: service.explain(None, 0),
+            "explain": lambda: service.observer.explain(None, 0),
             "prefixes": lambda: service.prefixes(Principal(connection=1, uid=1)),
         }
         inbox.put = lambda message: None  # type: ignore[method-assign]

@@ -22,10 +22,10 @@ from uma_trio.engine.messages import (
     TokenOut,
 )
 from uma_trio.engine.planner import Planner
-from uma_trio.engine.records import Recorded, Wait
 from uma_trio.engine.snapshot import wait_of
 from uma_trio.machine.machine import Machine as Compute
 from uma_trio.machine.work import CAREFUL, EARLY_S, PART_S, Claim, Grant, choose, free_s, leads
+from uma_trio.observe.records import Recorded, Wait
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.words import Lane
 

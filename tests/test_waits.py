@@ -15,25 +15,25 @@ from uma_protocol import PhaseInfo
 from uma_trio.cli.explain import News, progress
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import NEEDED
-from uma_trio.engine.records import Wait
+from uma_trio.observe.records import Wait
 from uma_trio.observe.sentences import parts_ms, sentences, verdict
+from uma_trio.observe.view import Viewer
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.fill import SAVING, TOO_LONG
 from uma_trio.policy.line import MOST_PASSED_OVER
 from uma_trio.service.directory import Directory
-from uma_trio.service.visibility import Viewer
 from uma_trio.sockets.principal import Principal
 from uma_trio_sim.fake import FakeBackend
 
-OPERATOR = Viewer(Principal(connection=0, is_operator=True))
-STRANGER = Viewer(Principal(connection=0, uid=4711))
+OPERATOR = Viewer(Principal(connection=0, is_operator=True), Directory().name_of)
+STRANGER = Viewer(Principal(connection=0, uid=4711), Directory().name_of)
 
 
 def waits(made: Bench, handle: int) -> Wait | None:
     """Return what a live request waits for."""
     (found,) = [one for one in made.snapshot().requests if one.handle == handle]
-    return found.waits
+    return found.wait
 
 
 def test_who_waits_for_a_prompt_that_another_computes_knows_how_far_that_is() -> None:
@@ -176,18 +176,17 @@ def test_who_is_computed_by_a_slow_machine_knows_how_slow_it_is() -> None:
 
 def test_others_requests_have_no_names() -> None:
     """Neither their handles nor their programs."""
-    nobody = Directory()
     wait = Wait("all 4 slots are taken", (14, 15, 16, 17))
-    assert OPERATOR.wait(wait, nobody) == (
+    assert OPERATOR.wait(wait) == (
         "all 4 slots are taken: by request 14, request 15, request 16 and 1 more"
     )
-    assert "14" not in STRANGER.wait(wait, nobody)
-    assert STRANGER.wait(wait, nobody).count("another user's request") == 3
+    assert "14" not in STRANGER.wait(wait)
+    assert STRANGER.wait(wait).count("another user's request") == 3
     shared = Wait("another request computes the same beginning", (14,), 1758, 316)
-    assert OPERATOR.wait(shared, nobody) == (
+    assert OPERATOR.wait(shared) == (
         "waits for request 14, which computes the same 1,758 tokens: 316 done"
     )
-    assert OPERATOR.wait(None, nobody) == ""
+    assert OPERATOR.wait(None) == ""
 
 
 def test_a_story_says_what_it_waits_for_and_what_most_of_its_time_was() -> None:

@@ -1,34 +1,31 @@
-"""`GET /events`: what happens in the engine, as server-sent events, for whoever watches.
+"""`GET /events`: what happens in the engines, as server-sent events.
 
-Each watcher has a loop of its own: it takes a turn at questions, a snapshot that all watchers share, and
-sends what changed since its last message, ten times a second at most. Nothing is computed while nobody
-watches or nothing runs. A watcher that reads slower than that is sent fewer messages; no message waits
-for it in memory. No message contains text of a prompt or an answer, and what it says of other
-principals' requests follows :mod:`uma_trio.service.visibility`.
+Each watcher has a loop of its own: it waits for its turn at questions and for a snapshot that all watchers share, and
+sends what changed since its last message, at most ten times a second. Nothing is computed without watchers or without
+requests. A slow reader gets fewer messages; none waits for it in memory. No message contains text of a prompt or an
+answer, and other principals' requests are shown as :mod:`uma_trio.observe.view` says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from typing import Any, Final
-from weakref import ref
 
 import trio
 from attrs import define, field
 
 from uma_trio import __version__
-from uma_trio.engine.messages import Snapshot
-from uma_trio.engine.records import TickRecord
 from uma_trio.http import sse
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
 from uma_trio.http.settings import Shared
+from uma_trio.observe.records import TickRecord
+from uma_trio.observe.view import RequestView, State, Viewer
 from uma_trio.service.ask import Refusal
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
-from uma_trio.service.visibility import Running, Viewer, figures_for
 from uma_trio.sockets.principal import Principal
 
 #: Ticks in one message, the latest ones.
@@ -87,14 +84,14 @@ class Watcher:
     wants_ticks: bool = field(kw_only=True)
     model: str | None = field(kw_only=True)
     _tick: int = -1
-    _told: Mapping[str, Any] = field(factory=dict)
-    _served: ref[ServedModel] | None = None  # whose ticks were told; not kept in memory
+    _sent: Mapping[str, Any] = field(factory=dict)
+    _loads: int | None = None  # of the model whose ticks were sent
     _figures_at: float = -math.inf
 
     @property
     def is_quiet(self) -> bool:
         """Whether nobody was there in the latest picture."""
-        return not self._told.get("requests") and not self._told.get("waiting")
+        return not self._sent.get("requests") and not self._sent.get("waiting")
 
     def hello(self) -> dict[str, Any]:
         """Return the first message: what is watched, and as whom."""
@@ -118,34 +115,33 @@ class Watcher:
     async def message(self) -> bytes:
         """Return the next message; b"" if nothing has changed."""
         service = self.shared.service
-        snapshots = await service.snapshots()
+        viewer, state = service.observer.viewer(self.principal), await service.observer.state()
         served = self._watched()
-        told: dict[str, Any] = _picture(service, snapshots, Viewer(self.principal))
-        changed = {name: value for name, value in told.items() if self._told.get(name) != value}
-        self._told = told
+        picture = _picture(service, state, viewer)
+        changed = {name: value for name, value in picture.items() if self._sent.get(name) != value}
+        self._sent = picture
         now = trio.current_time()
         if now - self._figures_at >= FIGURES_S:
             self._figures_at = now
-            found = figures_for(self.principal, (served or service).telemetry.snapshot())
+            found = viewer.figures((served or service).telemetry.snapshot())
             changed["figures"] = {
                 name: found[name] for name in _FIGURES if name in found
             } | _speeds(found)
-        latest = snapshots[0] if served is None else served.latest or snapshots[0]
-        if served is not None and self._is_loaded_again(served, latest):
-            self._tick = -1
-        if self.wants_ticks and served is not None:
-            changed |= self._ticks(served)
+        latest = None if served is None else served.latest
+        at, tick = (state.at, state.tick) if latest is None else (latest.at, latest.tick)
+        if served is not None and latest is not None:
+            model = served.bounds.model
+            loads, self._loads = self._loads, service.observer.view.loads(model)
+            if tick < self._tick or loads not in (None, self._loads):
+                self._tick = -1  # it was loaded again, and numbers its ticks from the start
+            if self.wants_ticks:
+                changed |= self._ticks(model, viewer)
         if not changed:
             return b""
-        if served is not None:
-            self._tick = latest.tick
-        changed |= {"type": "picture", "at": round(latest.at, 3), "tick": latest.tick}
+        if latest is not None:
+            self._tick = tick
+        changed |= {"type": "picture", "at": round(at, 3), "tick": tick}
         return b"id: %b-%d\n%b" % (self.shared.name.encode(), self._tick, sse.named(changed))
-
-    def _is_loaded_again(self, served: ServedModel, latest: Snapshot) -> bool:
-        """Whether the ticks of the model are counted from the first one again."""
-        before, self._served = self._served, ref(served)
-        return latest.tick < self._tick or (before is not None and before() is not served)
 
     def _watched(self) -> ServedModel | None:
         """Return the model whose ticks and figures are told; None while it is not loaded."""
@@ -156,9 +152,9 @@ class Watcher:
             return service.find(self.model)
         return None
 
-    def _ticks(self, served: ServedModel) -> dict[str, Any]:
-        ticks = served.ticks_after(self._tick, MOST_TICKS)
-        viewer, directory = Viewer(self.principal), self.shared.service.directory
+    def _ticks(self, model: str, viewer: Viewer) -> dict[str, Any]:
+        view = self.shared.service.observer.view
+        ticks = view.ticks_after(model, self._tick, MOST_TICKS)
         columns: list[list[Any]] = []
         named: dict[str, str | None] = {}
         n_parts = 0
@@ -167,9 +163,7 @@ class Watcher:
             if columns and n_parts > MOST_PARTS:
                 break
             seen = {
-                item.key: name
-                for item in tick.items
-                if viewer.sees(name := directory.name_of(item.key))
+                item.key: name for item in tick.items if viewer.sees(name := viewer.names(item.key))
             }
             named |= {str(key): name.app for key, name in seen.items()}
             columns.append(_column(tick, seen))
@@ -203,53 +197,42 @@ def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
     ]
 
 
-def _picture(service: Service, snapshots: Sequence[Snapshot], viewer: Viewer) -> dict[str, Any]:
-    """Return who runs and who waits, of all models together, as the viewer may see it."""
-    every = [running for snapshot in snapshots for running in service.named(snapshot)]
-    listed = [
-        _request(seen, viewer.wait(seen.report.waits, service.directory))
-        for seen in map(viewer.shown, every)
-    ]
-    cells = [snapshot.cells for snapshot in snapshots]
+def _picture(service: Service, state: State, viewer: Viewer) -> dict[str, Any]:
+    """Return what runs and waits on all models."""
+    cells, kept = state.cells, state.prefixes
     shelf = () if service.shelf is None else service.shelf.entries
-    kept = [snapshot.prefixes for snapshot in snapshots if snapshot.prefixes is not None]
     counts = {
-        "cells": _sums((each.used, each.reserved, each.total) for each in cells),
-        "prefixes": _sums((each.leaves, each.leaf_tokens, each.pages, each.bytes) for each in kept)
-        or None,
+        "cells": [cells.used, cells.reserved, cells.total],
+        "prefixes": kept and [kept.leaves, kept.leaf_tokens, kept.pages, kept.bytes],
     }
     return {
-        "requests": listed,
+        "requests": [_request(seen) for seen in viewer.requests(state)],
         "models": [[entry.names[0], entry.state] for entry in shelf if not entry.hidden]
         or [[served.bounds.model, "loaded"] for served in service.models],
-        "waiting": sum(snapshot.waiting for snapshot in snapshots),
+        "waiting": state.waiting,
         **(counts if viewer.principal.is_operator else {}),
     }
 
 
-def _sums(rows: Iterable[tuple[int, ...]]) -> list[int]:
-    return [sum(column) for column in zip(*rows, strict=True)]
-
-
-def _request(running: Running, waits: str) -> dict[str, Any]:
-    """Describe a request; of a hidden one only what anybody may know."""
-    report, origin = running.report, running.origin
-    known = {"app": origin.app, "state": report.state, "lane": report.lane}
-    if running.is_hidden:
-        return known
-    return known | {
-        "request": running.handle,
-        "id": origin.name or None,
-        "model": running.model,
-        "awaits": report.awaits,
-        "prompt": report.prompt_tokens,
-        "computed": min(report.computed_tokens, report.prompt_tokens),
-        "cached": report.cached_tokens,
-        "out": report.completion_tokens,
-        "per_s": round(report.tokens_per_s, 1),
-        "age_s": round(report.age_s, 1),
-        "ahead_ms": round(report.ahead_s * 1e3),
-        "waits": waits,
+def _request(seen: RequestView) -> dict[str, Any]:
+    """Describe a request; of a hidden one only what anybody may see."""
+    record, named = seen.record, seen.named
+    found = {"app": named.app, "state": record.state, "lane": record.lane}
+    if seen.is_hidden:
+        return found
+    return found | {
+        "request": record.handle,
+        "id": named.name or None,
+        "model": named.model,
+        "awaits": record.awaits,
+        "prompt": record.prompt_tokens,
+        "computed": min(record.computed_tokens, record.prompt_tokens),
+        "cached": record.cached_tokens,
+        "out": record.completion_tokens,
+        "per_s": round(record.tokens_per_s, 1),
+        "age_s": round(seen.age_s, 1),
+        "ahead_ms": round(record.ahead_s * 1e3),
+        "waits": seen.waits,
     }
 
 

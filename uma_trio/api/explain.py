@@ -6,26 +6,31 @@ from typing import Any
 
 import msgspec
 
-from uma_protocol import Error, Explain
+from uma_protocol import Explain
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Reply
 from uma_trio.http.settings import Shared
+from uma_trio.observe.explain import explanation, ticks_for
 from uma_trio.observe.sentences import sentences
-from uma_trio.observe.telling import answer
 
 MOST_TICKS = 256
 _DIGITS = 18
 
 
 async def explain(exchange: Exchange, shared: Shared) -> Reply:
-    """Tell how the latest requests spent their time, or with `?request=` one of them, and why it waits."""
+    """Return how the latest requests spent their time, or one of them (`?request=`), and why it waits."""
     head = exchange.head
     handle = _number(head, "request")
     ticks = _number(head, "ticks", MOST_TICKS)
-    asked = Explain(request=handle, ticks=ticks)
-    found = await answer(asked, shared.service, exchange.principal)
-    if isinstance(found, Error):
+    observer, principal = shared.service.observer, exchange.principal
+    found = await explanation(
+        await observer.explain(handle, ticks_for(Explain(request=handle, ticks=ticks))),
+        observer.viewer(principal),
+        one=handle is not None,
+        text=observer.text_of(principal),
+    )
+    if found is None:
         raise Fault(404, "no record of that request is kept", code="request_not_found")
     document: dict[str, Any] = msgspec.to_builtins(found)
     document.pop("event", None)

@@ -17,7 +17,6 @@ from uma_trio.http.message import Head, Reply
 from uma_trio.http.settings import Shared
 from uma_trio.observe.exposition import prometheus
 from uma_trio.service.pulse import SILENT_S, LoadReading
-from uma_trio.service.visibility import figures_for
 from uma_trio.words import Lane
 
 
@@ -56,7 +55,8 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
 
     Only operators see those that count tokens.
     """
-    service, clock, viewer = shared.service, shared.service.clock, exchange.principal
+    service, clock = shared.service, shared.service.clock
+    viewer = service.observer.viewer(exchange.principal)
     as_json = _wants_json(exchange.head)
     model = exchange.head.query.get("model")
     served = None if model is None else service.find(model)
@@ -66,14 +66,14 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
         nonlocal spent
         began = clock()
         found = service.metrics() if served is None else served.telemetry.snapshot()
-        figures = figures_for(viewer, found)
+        figures = viewer.figures(found)
         if as_json:
             text = msgspec.json.encode(figures)
         else:
             models = service.metrics_of_each() if served is None else {}
-            each = {name: figures_for(viewer, one) for name, one in models.items()}
+            each = {name: viewer.figures(one) for name, one in models.items()}
             source = service.telemetry if served is None else served.telemetry
-            counted = source.llama_values() if viewer.is_operator else {}
+            counted = source.llama_values() if viewer.principal.is_operator else {}
             text = (prometheus(figures, each) + llama_metrics({**figures, **counted})).encode()
         spent = clock() - began
         return text

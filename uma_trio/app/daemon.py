@@ -484,6 +484,7 @@ class _Daemon:
             self._stopping.set()
         else:
             self._service.remove(dead.served)
+            self._service.observer.close(dead.served)
             self._keeper.lost(dead)
 
     async def _watch_name(self, listener: Listeners) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -39,6 +40,8 @@ from uma_trio.machine.background import BackgroundScheduler
 from uma_trio.machine.bell import Bell
 from uma_trio.observe import log
 from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.records import Recorded
+from uma_trio.observe.view import MOST_TICKS
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.costing.measured import Neighbour
 from uma_trio.policy.costing.store import cost_file, remember
@@ -200,8 +203,13 @@ def deployed(
         run_blocking=machine.run_blocking,
         run_compiling=machine.run_compiling,
         defaults=config.defaults,
+        history=partial(_history, loaded.recorder),
     )
     return Deployment(config, backend, engine, served, metrics)
+
+
+def _history(recorder: Recorder) -> Recorded:
+    return recorder.explain(time.monotonic(), None, MOST_TICKS)
 
 
 def identity_of(backend: Backend) -> tuple[object, ...]:

@@ -27,12 +27,12 @@ from uma_trio.config.options import Config
 from uma_trio.engine.cells import PrefixDisk
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
-from uma_trio.engine.trace import TraceFile
 from uma_trio.library.stores import Found, NoSuchModel, model_file, models_here
 from uma_trio.models import bundled_model
 from uma_trio.observe import log
 from uma_trio.observe.catalogue import COLUMNS
 from uma_trio.observe.table_file import AnotherTable, TableFile, open_table
+from uma_trio.observe.trace import TraceFile
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Work
 from uma_trio.policy.costing.calibrate import assume_looking_back

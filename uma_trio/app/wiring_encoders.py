@@ -32,6 +32,7 @@ from uma_trio.engine.inbox import Inbox
 from uma_trio.observe import log
 from uma_trio.observe.figures import EncodingFigures
 from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.records import Recorded
 from uma_trio.service.embedding import Embedder
 from uma_trio.service.served import ServedModel
 from uma_trio.text.frontend import FrontEnd
@@ -125,6 +126,7 @@ def encoder_deployed(
         embedder=Embedder(
             info, vocabulary, inbox, machine.run_encoding, bounds.model, machine.debts
         ),
+        history=lambda: Recorded(time.monotonic(), queue.records(None), ()),
     )
     engine = EncoderEngine(queue, inbox, post, time.monotonic)
     return EncoderDeployment(config, encoder, engine, served, metrics)

@@ -19,10 +19,10 @@ from uma_trio.engine.kv.disk import ModelDisk as ModelDisk
 from uma_trio.engine.kv.disk import PrefixDisk as PrefixDisk
 from uma_trio.engine.kv.search import FoundPrefix
 from uma_trio.engine.kv.store import PageStore as PageStore
-from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.machine.background import Charges
 from uma_trio.observe.figures import PrefixFigures
+from uma_trio.observe.records import Beginning, Wait
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.prefix import Copying
 

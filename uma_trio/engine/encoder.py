@@ -27,15 +27,19 @@ from uma_trio.engine.messages import (
     InboxMessage,
     Inspect,
     Prefix,
-    SequenceReport,
-    SequenceState,
-    Snapshot,
     StopEncoding,
 )
-from uma_trio.engine.records import CellReport, PrefixReport, Recorded, RequestRecord, Spent, Wait
 from uma_trio.machine.background import Background
 from uma_trio.machine.work import Claim, Grant, Work
 from uma_trio.observe.figures import EncodingFigures
+from uma_trio.observe.records import (
+    Phase,
+    PrefixReport,
+    Recorded,
+    RequestRecord,
+    Snapshot,
+    Wait,
+)
 
 BATCH_TOKENS: Final = 256
 """Most tokens of a batch with more than one input."""
@@ -163,33 +167,18 @@ class Encodings:
 
     # --- what is told of requests ---
 
-    def reports(self, now: float, most: int) -> tuple[list[SequenceReport], list[SequenceReport]]:
-        """Return what is to be said of the requests that were begun, and of others, `most` of each."""
+    def reports(self, most: int) -> tuple[list[RequestRecord], list[RequestRecord]]:
+        """Return the records of requests that were begun, and of others, `most` of each."""
         jobs = self._jobs.values()
         begun = [job for job in jobs if job.began is not None][:most]
         queued = [job for job in jobs if job.began is None][:most]
-        return [self._report(job, now) for job in begun], [self._report(job, now) for job in queued]
+        return [self._record(job) for job in begun], [self._record(job) for job in queued]
 
     def records(self, handle: int | None) -> tuple[RequestRecord, ...]:
-        """Return how the time of the latest requests was spent, or of one of them."""
+        """Return the records of the latest requests, or of one of them."""
         live = (self._record(job) for job in self._jobs.values())
         every = [*self._past, *islice(live, _REMEMBERED)]
         return tuple(each for each in every if handle is None or each.handle == handle)
-
-    def _report(self, job: _Job, now: float) -> SequenceReport:
-        age_s = now - job.asked.submitted
-        return SequenceReport(
-            job.asked.handle,
-            _state(job),
-            "background",
-            job.n_tokens,
-            job.tokens,
-            0,
-            0.0,
-            age_s,
-            awaits="nothing",
-            waits=self._wait(job),
-        )
 
     def _record(self, job: _Job, reason: str = "", code: str | None = None) -> RequestRecord:
         asked = job.asked
@@ -198,12 +187,12 @@ class Encodings:
             lane="background",
             state=reason or _state(job),
             prompt_tokens=job.n_tokens,
-            completion_tokens=0,
+            computed_tokens=job.tokens,
             submitted=asked.submitted,
             admitted=job.began,
             ended=self.clock() if reason else None,
             wait=None if reason else self._wait(job),
-            prefill=Spent(job.tokens, job.batches, job.computing_s),
+            prefill=Phase(job.tokens, job.batches, job.computing_s),
             reason=reason,
             code=code,
             awaits="nothing",
@@ -288,7 +277,7 @@ class Encodings:
                 self._used_s.pop(next(each for each in self._used_s if each not in self._users))
 
 
-def _state(job: _Job) -> SequenceState:
+def _state(job: _Job) -> str:
     return "queued" if job.began is None else "prefill"
 
 
@@ -394,14 +383,11 @@ class EncoderEngine:
                 self._post(partial(report, PrefixReport(0, 0, ())))
 
     def _snapshot(self) -> Snapshot:
-        now = self._clock()
-        running, queued = self.queue.reports(now, _MOST)
+        running, queued = self.queue.reports(_MOST)
         return Snapshot(
-            at=now,
+            at=self._clock(),
             tick=-1,
             running=tuple(running),
             queue=tuple(queued),
-            waiting=sum(1 for _ in queued),
-            ticks=(),
-            cells=CellReport(0, 0, 0),
+            waiting=len(queued),
         )

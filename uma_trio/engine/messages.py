@@ -14,15 +14,13 @@ from typing import Literal, Protocol
 from attrs import field, frozen
 
 from uma_trio.backend.base import FloatArray, IntArray
-from uma_trio.engine.records import CellReport, PrefixReport, Recorded, TickRecord, Wait
-from uma_trio.observe.figures import PrefixFigures
+from uma_trio.observe.records import PrefixReport, Recorded, Snapshot
 from uma_trio.policy.abort import Newcomer
 from uma_trio.policy.evolving import value
 from uma_trio.text.constraint import Constraint
 from uma_trio.words import Awaits, Lane, Speculation
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-SequenceState = Literal["queued", "prefill", "decode", "parked", "preempted"]
 
 
 @frozen
@@ -347,49 +345,3 @@ class Finished:
 
 
 StreamItem = PromptProgress | PromptDone | TokenOut | Finished
-
-
-@frozen
-class SequenceReport:
-    """What ``ps`` shows of one request; joined by the handle with what its connection knows.
-
-    It is computed `ahead_s` of what its reader is shown. `cached_tokens` of its prompt were not
-    computed. `waits` says what keeps it at the moment, if anything does.
-    """
-
-    handle: int
-    state: SequenceState
-    lane: Lane
-    prompt_tokens: int
-    computed_tokens: int
-    completion_tokens: int
-    tokens_per_s: float
-    age_s: float
-    ahead_s: float = 0.0
-    awaits: Awaits = "tokens"
-    cached_tokens: int = 0
-    waits: Wait | None = None
-
-
-@frozen(kw_only=True)
-class Snapshot:
-    """How things stand in the engine: an answer to :class:`Inspect`.
-
-    `at` is a time on the engine's clock and `tick` the number of the latest tick (-1: none yet).
-    `running` have a slot; `queue` are those of the `waiting` requests that are described, in the order in
-    which they came. `ticks` are the latest, oldest first. `prefixes` is None where nothing is cached.
-    """
-
-    at: float
-    tick: int
-    running: tuple[SequenceReport, ...]
-    queue: tuple[SequenceReport, ...]
-    waiting: int
-    ticks: tuple[TickRecord, ...]
-    cells: CellReport
-    prefixes: PrefixFigures | None = None
-
-    @property
-    def requests(self) -> tuple[SequenceReport, ...]:
-        """Every request that is described, those with a slot first."""
-        return (*self.running, *self.queue)

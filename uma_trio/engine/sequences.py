@@ -13,14 +13,12 @@ from uma_trio.engine.chunk import NO_DRAFT, Chunk, Draft, Drawn, Outcome
 from uma_trio.engine.messages import (
     FinishReason,
     PromptProgress,
-    SequenceReport,
-    SequenceState,
     Submit,
     TokenLogprobs,
 )
 from uma_trio.engine.playout import show_times
-from uma_trio.engine.records import Wait
 from uma_trio.engine.sampling import Sampler
+from uma_trio.observe.records import RequestRecord, Wait
 from uma_trio.policy.evolving import evolve
 from uma_trio.policy.state import (
     PLACES_IN_FLIGHT,
@@ -402,26 +400,38 @@ class Sequence:
             due=None if self.has_begun else due,
         )
 
-    def report(self, now: float, waits: Wait | None = None) -> SequenceReport:
-        """Return its report for people; `waits` says why it gets nothing at the moment."""
+    def report(self, now: float, wait: Wait | None = None) -> RequestRecord:
+        """Return a record of the request without how its time was spent."""
+        submit = self.submit
+        record = RequestRecord(
+            handle=submit.handle,
+            lane=self.lane,
+            state="",
+            submitted=submit.submitted,
+            prompt_tokens=self.n_prompt,
+            awaits=self.awaits,
+            wait=wait,
+            namespace=submit.namespace,
+        )
+        self.describe(record, now)
+        return record
+
+    def describe(self, record: RequestRecord, now: float) -> None:
+        """Update the present state in a record of the request."""
         first = self.first_token
         streaming_s = 0.0 if first is None else now - first
-        return SequenceReport(
-            handle=self.submit.handle,
-            state=self._state(),
-            lane=self.lane,
-            prompt_tokens=self.n_prompt,
-            computed_tokens=self.computed,
-            completion_tokens=self.n_generated,
-            tokens_per_s=self.n_generated / streaming_s if streaming_s > 0 else 0.0,
-            age_s=now - self.submit.submitted,
-            ahead_s=max(0.0, (self.view.shown_at or now) - now) if self.smooth else 0.0,
-            awaits=self.awaits,
-            cached_tokens=self.cached_tokens,
-            waits=waits,
-        )
+        record.state, record.lane = self._state(), self.lane
+        record.computed_tokens, record.cached_tokens = self.computed, self.cached_tokens
+        record.completion_tokens = self.n_generated
+        record.tokens_per_s = self.n_generated / streaming_s if streaming_s > 0 else 0.0
+        record.ahead_s = max(0.0, (self.view.shown_at or now) - now) if self.smooth else 0.0
+        record.passed_over = self.passed_over
+        record.admitted, record.first_token = self.admitted, first
+        record.prefix_s = self.prefix_s
+        if self.blocked_since is not None:
+            record.prefix_s += now - self.blocked_since
 
-    def _state(self) -> SequenceState:
+    def _state(self) -> str:
         if self.slot == NO_SLOT:
             return "preempted" if self.preempted else "queued"
         if self.credit <= 0:

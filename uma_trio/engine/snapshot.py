@@ -1,9 +1,4 @@
-"""The picture of the engine that is handed to trio's thread when somebody looks.
-
-It is made on the engine's thread from what is there already, and only for an
-:class:`~uma_trio.engine.messages.Inspect`; the service asks at most ten times a second, however many
-look. Its cost is bounded by :data:`MOST_WAITING` requests and :data:`MOST_TICKS` ticks.
-"""
+"""Snapshots of the engine: its requests, why each waits, the latest ticks and the cache."""
 
 from __future__ import annotations
 
@@ -11,26 +6,35 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-from uma_trio.engine.messages import SequenceReport, Snapshot
 from uma_trio.engine.recorder import LATE, MOST_NAMED, Recorder
-from uma_trio.engine.records import CellReport, Wait
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import NO_SLOT, Sequence
+from uma_trio.observe.records import CellReport, RequestRecord, Snapshot, Wait
 
-#: Requests without a slot that a snapshot describes; it counts the others.
+#: Requests without a slot that a snapshot describes; the others are counted.
 MOST_WAITING: Final = 256
-#: Ticks that a snapshot has, the latest ones: ten snapshots a second miss none of 0.4 ms and longer.
+#: Latest ticks of a snapshot: ten snapshots a second miss none of 0.4 ms and longer.
 MOST_TICKS: Final = 256
+BEHIND: Final = "its reader is behind"
+
+
+#: A machine this many times slower than measured is reported, as in `uma_trio.observe.sentences`.
+SLOW: Final = 1.3
+#: A stream whose latest token is older waits.
+LONG_S: Final = 1.0
 
 
 def snapshot(
     registry: Registry, recorder: Recorder, n_ctx: int, now: float, after: int
 ) -> Snapshot:
-    """Return how things stand `now`, with the ticks numbered higher than `after`."""
+    """Return the state of the engine, with the ticks after the one numbered `after`.
+
+    Its cost is bounded by :data:`MOST_WAITING` requests and :data:`MOST_TICKS` ticks.
+    """
     running, waiting = registry.running.values(), registry.waiting.values()
     ticks = recorder.after(after, MOST_TICKS)
 
-    def report(sequence: Sequence) -> SequenceReport:
+    def report(sequence: Sequence) -> RequestRecord:
         return sequence.report(now, wait_of(sequence, registry, recorder, now))
 
     return Snapshot(
@@ -49,20 +53,11 @@ def snapshot(
     )
 
 
-BEHIND: Final = "its reader is behind"
-
-
-#: So many times slower than it was measured a machine is worth a word: as in `uma_trio.observe.sentences`.
-SLOW: Final = 1.3
-#: A stream whose latest token is older than this waits, whatever computes it.
-LONG_S: Final = 1.0
-
-
 def wait_of(sequence: Sequence, registry: Registry, recorder: Recorder, now: float) -> Wait | None:
-    """Return what a live request waits for at the time `now`; None if the latest tick computed it."""
+    """Return why a request waits; None if the latest tick computed it."""
     handle = sequence.handle
     if sequence.slot == NO_SLOT:
-        return _for_a_place(sequence, registry, recorder)
+        return _for_slot(sequence, registry, recorder)
     if (wait := registry.cells.wait_of(sequence, registry.running)) is not None:
         return wait
     if sequence.credit <= 0:
@@ -73,7 +68,7 @@ def wait_of(sequence: Sequence, registry: Registry, recorder: Recorder, now: flo
         return Wait("another model is computed", _some(registry.delayed_by.running))
     if reason := recorder.waits(handle):
         return Wait(reason, _computed_instead(handle, registry, recorder))
-    return _for_the_machine(sequence, registry, now)
+    return _for_machine(sequence, registry, now)
 
 
 def _some(handles: Iterable[int]) -> tuple[int, ...]:
@@ -81,10 +76,7 @@ def _some(handles: Iterable[int]) -> tuple[int, ...]:
 
 
 def _computed_instead(handle: int, registry: Registry, recorder: Recorder) -> tuple[int, ...]:
-    """Return who had the latest ticks that left a request out: the readers if the ticks had a limit for them.
-
-    Whoever had most tokens comes first.
-    """
+    """Return the requests of the latest ticks that left one out, most tokens first: the readers if these limited it."""
     tokens, limited = recorder.instead_of(handle)
     running = registry.running
     here = [key for key, _ in tokens.most_common() if key in running]
@@ -92,7 +84,8 @@ def _computed_instead(handle: int, registry: Registry, recorder: Recorder) -> tu
     return _some(readers if limited and readers else here)
 
 
-def _for_the_machine(sequence: Sequence, registry: Registry, now: float) -> Wait | None:
+def _for_machine(sequence: Sequence, registry: Registry, now: float) -> Wait | None:
+    """Return the wait of a computed request for a machine that is slower than measured."""
     cost, view = registry.first_tokens.memory.cost, sequence.view
     since = sequence.submit.submitted if view.last_token_at is None else view.last_token_at
     if cost is None or cost.scale < SLOW or now - since < LONG_S:
@@ -102,7 +95,8 @@ def _for_the_machine(sequence: Sequence, registry: Registry, now: float) -> Wait
     )
 
 
-def _for_a_place(sequence: Sequence, registry: Registry, recorder: Recorder) -> Wait:
+def _for_slot(sequence: Sequence, registry: Registry, recorder: Recorder) -> Wait:
+    """Return the wait of a request for a slot or for cells."""
     cells = registry.cells
     holders = _some(registry.running)
     if sequence.credit <= 0:
@@ -117,15 +111,16 @@ def _for_a_place(sequence: Sequence, registry: Registry, recorder: Recorder) -> 
         reason, holders = "room is kept for requests before it", before
     else:
         reason = "its place would be needed again at once"
-    told = recorder.preemption(sequence.handle)
-    if told is None:
+    preemption = recorder.preemption(sequence.handle)
+    if preemption is None:
         return Wait(reason, holders)
     if sequence.credit <= 0:
-        return Wait(f"{reason}; {told.reason}", told.by)
-    return Wait(f"{told.reason}; {reason}", told.by or holders)
+        return Wait(f"{reason}; {preemption.reason}", preemption.by)
+    return Wait(f"{preemption.reason}; {reason}", preemption.by or holders)
 
 
 def _before(sequence: Sequence, registry: Registry) -> tuple[int, ...]:
+    """Return the queued requests that are admitted before a request: passed over more often, and older."""
 
     def place(one: Sequence) -> tuple[int, float]:
         return one.forgiven - one.passed_over, one.submit.submitted

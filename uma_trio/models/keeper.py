@@ -31,7 +31,6 @@ from uma_trio.service.service import Service
 Found = TypeVar("Found")
 
 _LOOK_S: Final = 0.25
-_RECORDS_S: Final = 1.0  # for an engine that ends to tell of its latest requests
 _LOOKS: Final = 3  # at files that are replaced each time
 _FAULT: Final = "a fault of the daemon's; its log says more"
 _DIED: Final = "the engine of this model has stopped"
@@ -150,9 +149,8 @@ class Keeper(Catalogue):
     async def _free(self, entry: Entry, deployment: AnyDeployment, held: ExitStack) -> None:
         """End the computing of a model that takes no more requests, and free its memory, also while the daemon ends."""
         with trio.CancelScope(shield=True):
-            with trio.move_on_after(_RECORDS_S):
-                await self._service.keep_records(deployment.served)
             await self._let_go(deployment)
+            self._service.observer.close(deployment.served)
             entry.prefixes = deployment.prefixes()
             del deployment
             await trio.to_thread.run_sync(_freed, held)

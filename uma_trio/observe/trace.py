@@ -1,8 +1,7 @@
-"""A file that is written line by line beside the work, and never holds it up.
+"""The trace: every tick as a line of a file, to be planned again by `uma-trio replay`.
 
-Whoever has something to write puts it into a bounded queue and goes on. A thread takes it out,
-turns it into a line and writes it. When the disk is slower than the work, lines are dropped and
-counted, and the last line of the file says how many.
+A thread of its own encodes and writes the lines of a bounded queue. When the disk is too slow, lines are dropped, and
+the last line of the file says how many.
 """
 
 from __future__ import annotations
@@ -15,16 +14,20 @@ from queue import SimpleQueue
 from typing import BinaryIO, Generic, TypeVar
 
 from uma_trio.observe import log
+from uma_trio.observe.records import TickRecord
+from uma_trio.policy.plan import Plan
+from uma_trio.policy.portable import Footer, Header, TracedTick, encode
+from uma_trio.policy.state import SchedulerState
 
 T = TypeVar("T")
 MOST_WAITING = 1024
 
 
 class LineFile(Generic[T]):
-    """Lines in a file of the user's own, which nobody else may read.
+    """Lines in a file that only its user may read; an existing file is replaced.
 
-    `encode` makes a line of an item, in the file's own thread; `last_line` gets how many were
-    written and dropped. A file that exists is written anew. :meth:`close` it.
+    `encode` makes a line of an item, in the file's own thread; `last_line` receives the numbers of written and of
+    dropped lines. :meth:`close` it.
 
     Raises:
         OSError: the file cannot be made.
@@ -55,17 +58,14 @@ class LineFile(Generic[T]):
         self._thread.start()
 
     def put(self, item: T) -> None:
-        """Have `item` written, or count it as dropped. Never waits and never raises.
-
-        Called by one thread at a time.
-        """
+        """Queue `item`, or count it as dropped. Neither waits nor raises; for one thread at a time."""
         if self._items.qsize() >= self._most_waiting:
             self.dropped += 1
         else:
             self._items.put(item)
 
     def close(self) -> None:
-        """Write what waits, then the last line; return when all of it is in the file. Idempotent."""
+        """Write the queue and the last line, and wait for it. Idempotent."""
         if self._file.closed:
             return
         self._items.put(None)
@@ -77,7 +77,7 @@ class LineFile(Generic[T]):
         try:
             self._file.close()
         except OSError:
-            return  # it was said when the first write failed
+            return  # logged when the first write failed
 
     def _run(self) -> None:
         while (item := self._items.get()) is not None:
@@ -115,3 +115,34 @@ class LineFile(Generic[T]):
     def _give_up(self, error: OSError) -> None:
         self._broken = True
         self._log.warning("the trace ends here: the file cannot be written", why=error.strerror)
+
+
+class TraceFile:
+    """A file of ticks as JSON lines, for the recorder; close it.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._file: LineFile[TracedTick] = LineFile(
+            path,
+            encode,
+            first_line=encode(header),
+            last_line=lambda written, dropped: encode(Footer(written, dropped)),
+        )
+
+    def __call__(self, state: SchedulerState, plan: Plan, record: TickRecord) -> None:
+        """Queue one tick (engine's thread)."""
+        self._file.put(traced(state, plan, record))
+
+    def close(self) -> None:
+        """Write the footer. Idempotent; the engine must have ended."""
+        self._file.close()
+
+
+def traced(state: SchedulerState, plan: Plan, record: TickRecord) -> TracedTick:
+    """Return a tick in the format of traces."""
+    accepted = {drafted.key: drafted.right for drafted in record.drafted}
+    late = tuple(sorted(record.late))
+    return TracedTick(state, plan, record.decode_s, record.host_s, record.status, accepted, late)

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import trio
-from attrs import frozen
 
+from uma_trio.observe.view import Named
 from uma_trio.service.ask import Origin
-from uma_trio.sockets.principal import Principal
 from uma_trio.words import Lane
 
 _REMEMBERED = 256  # as many as the engine can explain
@@ -73,17 +72,6 @@ class RunningRequest(Protocol):
         """Move it to a lane."""
 
 
-@frozen
-class Named:
-    """The client's names of a request and of itself, the number of the choice, whom it is for, and the model."""
-
-    name: str | None = None
-    app: str | None = None
-    choice: int = 0
-    principal: Principal | None = None
-    model: str | None = None
-
-
 def _named(request: RunningRequest) -> Named:
     origin = request.origin
     return Named(origin.name, origin.app, request.choice, origin.principal, request.model)
@@ -134,6 +122,11 @@ class Directory:
     def get(self, handle: int) -> RunningRequest | None:
         """Return the request with this handle."""
         return self._running.get(handle)
+
+    def live(self, handle: int) -> Named | None:
+        """Return the names of a running request; None if none has this handle."""
+        running = self._running.get(handle)
+        return None if running is None else _named(running)
 
     def name_of(self, handle: int) -> Named:
         """Return the names of a request, also of one that ended recently."""

@@ -7,8 +7,8 @@ from typing import Final
 
 from attrs import frozen
 
-from uma_trio.engine.messages import SequenceReport, Snapshot
 from uma_trio.observe.figures import Outlook
+from uma_trio.observe.records import RequestRecord, Snapshot
 
 #: A backlog of so many seconds halves the headroom. Simulated with 6 and 96 nodes: docs/CLUSTER.md.
 HALVING_S: Final = 8.0
@@ -72,7 +72,7 @@ def weight(load: NodeLoad) -> float:
     return (1.0 + _room(load)) / 2.0 * _promptness(load) * _promise(load) * _traffic(load)
 
 
-def _left(reports: Sequence[SequenceReport]) -> int:
+def _left(reports: Sequence[RequestRecord]) -> int:
     return sum(max(0, one.prompt_tokens - one.computed_tokens) for one in reports)
 
 

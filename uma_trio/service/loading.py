@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import trio
 
-from uma_trio.engine.messages import SequenceReport, Snapshot
-from uma_trio.engine.records import CellReport, Recorded, RequestRecord, Wait
+from uma_trio.observe.records import RequestRecord, Snapshot, Wait
 from uma_trio.service.ask import Origin
-from uma_trio.service.directory import Awaited, Directory, RunningRequest
+from uma_trio.service.directory import Awaited, Directory
 from uma_trio.words import Lane
 
-_MOST: Final = 256  # described at once, as many as an engine describes
+_MOST: Final = 256  # requests of a snapshot
 
 
 class WaitsForModel:
@@ -46,46 +44,24 @@ class WaitsForModel:
 
 
 def snapshot(directory: Directory, now: float) -> Snapshot:
-    """Return the requests that wait for a model as an engine describes those of its queue."""
-    every = list(_waiting(directory))
-    return Snapshot(
-        at=now,
-        tick=-1,
-        running=(),
-        queue=tuple(_report(request, wait, now) for request, wait in every[:_MOST]),
-        waiting=len(every),
-        ticks=(),
-        cells=CellReport(0, 0, 0),
-    )
+    """Return the requests that wait for a model, as an engine describes those of its queue."""
+    every = records(directory, None)
+    return Snapshot(at=now, tick=-1, queue=tuple(every[:_MOST]), waiting=len(every))
 
 
-def recorded(directory: Directory, now: float, handle: int | None) -> Recorded:
+def records(directory: Directory, handle: int | None) -> list[RequestRecord]:
     """Return the records of the requests that wait for a model, or of one of them."""
-    found = [
+    return [
         RequestRecord(
             handle=request.handle,
             lane=request.lane,
             state="queued",
-            prompt_tokens=0,
-            completion_tokens=0,
             submitted=request.arrived,
             queue_reason=wait,
             wait=Wait(wait),
         )
-        for request, wait in _waiting(directory)
-        if handle is None or request.handle == handle
+        for request in directory
+        if request.awaited is not None
+        and (wait := request.awaited.wait)
+        and handle in (None, request.handle)
     ]
-    return Recorded(now, tuple(found[:_MOST]), ())
-
-
-def _waiting(directory: Directory) -> Iterator[tuple[RunningRequest, str]]:
-    for request in directory:
-        if request.awaited is not None and (wait := request.awaited.wait):
-            yield request, wait
-
-
-def _report(request: RunningRequest, wait: str, now: float) -> SequenceReport:
-    age_s = now - request.arrived
-    return SequenceReport(
-        request.handle, "queued", request.lane, 0, 0, 0, 0.0, age_s, waits=Wait(wait)
-    )

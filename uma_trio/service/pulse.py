@@ -8,8 +8,8 @@ from typing import Final
 import trio
 from attrs import frozen
 
-from uma_trio.engine.messages import Snapshot
 from uma_trio.observe.figures import Outlook
+from uma_trio.observe.records import Snapshot
 from uma_trio.service.headroom import NodeLoad, headroom, load_of, weight
 
 #: A younger reading is given again: the engine is asked at most four times a second.

@@ -13,9 +13,9 @@ import trio
 from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray, ModelFacts
 from uma_trio.engine.inbox import EngineStopped, Inbox
-from uma_trio.engine.messages import Explain, Prefix, Snapshot
-from uma_trio.engine.records import PrefixReport, Recorded, TickRecord
+from uma_trio.engine.messages import Explain, Prefix
 from uma_trio.observe.metrics import Metrics
+from uma_trio.observe.records import PrefixReport, Recorded, Snapshot
 from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
 from uma_trio.service.asking import Answered
 from uma_trio.service.checks import (
@@ -46,6 +46,11 @@ _AGAIN_S: Final = 1.0
 _STOPPED: Final = "the model's engine has stopped; ask again when it is loaded again"
 _USE_PROMPT: Final = "send the text as `prompt` instead of `messages`"
 _UNLOADED: Final = "this model was unloaded; ask again, and it is loaded again"
+
+
+def no_history() -> Recorded:
+    """Return no records."""
+    return Recorded(0.0, (), ())
 
 
 class Uses:
@@ -133,6 +138,7 @@ class ServedModel:
         run_compiling: RunFor | None = None,
         defaults: Mapping[str, float] | None = None,
         embedder: Embedder | None = None,
+        history: Callable[[], Recorded] = no_history,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -140,6 +146,8 @@ class ServedModel:
         self.inbox = inbox
         self._embedder = embedder
         self.telemetry = telemetry
+        #: Returns the latest records and ticks of its engine, which must have ended.
+        self.history = history
         self._snapshots = snapshots = Snapshots(inbox)
         #: The load, for routers.
         self.pulse = Pulse(self.snapshot, lambda: snapshots.latest, telemetry.outlook, slots)
@@ -377,13 +385,18 @@ class ServedModel:
             raise Refusal(Code.E_LIFECYCLE_001, _STOPPED) from None
 
     @property
-    def latest(self) -> Snapshot | None:
-        """The newest snapshot that anybody has asked for; None if nobody has."""
-        return self._snapshots.latest
+    def on_snapshot(self) -> Callable[[Snapshot], None]:
+        """Receives every snapshot, in order."""
+        return self._snapshots.on_snapshot
 
-    def ticks_after(self, tick: int, most: int) -> tuple[TickRecord, ...]:
-        """Return the latest ticks of the snapshots so far with higher numbers, at most so many, oldest first."""
-        return self._snapshots.ticks_after(tick, most)
+    @on_snapshot.setter
+    def on_snapshot(self, take: Callable[[Snapshot], None]) -> None:
+        self._snapshots.on_snapshot = take
+
+    @property
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot; None before the first."""
+        return self._snapshots.latest
 
     async def explain(self, handle: int | None, ticks: int) -> Recorded:
         """Return how one request, or the latest ones, spent their time, with `ticks` ticks.

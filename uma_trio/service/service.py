@@ -7,27 +7,23 @@ of tokens or of limits.
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import trio
-from attrs import evolve
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import Adapter
-from uma_trio.engine.messages import Snapshot
-from uma_trio.engine.records import PrefixReport, Recorded, RequestRecord
 from uma_trio.observe.figures import Outlook
 from uma_trio.observe.metrics import Metrics
-from uma_trio.service import loading
+from uma_trio.observe.records import PrefixReport
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
 from uma_trio.service.choice import Choosable, called, instead, mismatch, none_gives, unknown
 from uma_trio.service.directory import Directory, RunningRequest
 from uma_trio.service.fair import RunBlocking
+from uma_trio.service.observer import Observer
 from uma_trio.service.playout import Playout
 from uma_trio.service.prefix_files import PrefixFiles
 from uma_trio.service.pulse import LoadReading, Pulse
@@ -39,14 +35,11 @@ from uma_trio.service.shelf import Shelf, ShelfEntry
 from uma_trio.service.thread_share import ThreadShare
 from uma_trio.service.timer import Timer
 from uma_trio.service.variants import by_list
-from uma_trio.service.visibility import Running
 from uma_trio.sockets.principal import Principal
 from uma_trio.words import Gives, Lane
 
-_KEPT: Final = 64  # records of requests of unloaded models; as many as an engine tells at once
 _ONLY: Final = "this model is not in the section `models` of the settings file, and stays loaded"
 _IN_USE: Final = "requests use or wait for the model; end them first: uma-trio ps"
-_STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
 
 
 Found = TypeVar("Found", bound=Choosable)
@@ -92,8 +85,10 @@ class Service:
         self.draining = False
         self.log_request = log_request
         self._models: list[ServedModel] = []
-        #: The latest requests of models that were unloaded since.
-        self._ended: deque[RequestRecord] = deque(maxlen=_KEPT)
+        #: What runs on all models.
+        self.observer = Observer(
+            directory, clock, lambda: self._models, lambda: self.shelf is not None
+        )
         #: What loads and unloads models, where there are several.
         self.shelf: Shelf[Any] | None = None
         self._rest = Pulse(trio.lowlevel.checkpoint, lambda: None, Outlook, 1)
@@ -111,6 +106,7 @@ class Service:
     def add(self, served: ServedModel) -> None:
         """Serve a model from now on. The first one answers requests that name none."""
         self._models = [each for each in self._models if each.is_alive] + [served]
+        self.observer.watch(served)
         if self.shelf is not None:
             places = {entry.served: place for place, entry in enumerate(self.shelf.entries)}
             self._models.sort(key=lambda one: places.get(one, len(places)))
@@ -119,14 +115,6 @@ class Service:
         """Serve a model no more. The last one is shown, and refuses what needs it, until there is another."""
         if len(self._models) > 1 and served in self._models:
             self._models.remove(served)
-
-    async def keep_records(self, served: ServedModel) -> None:
-        """Keep what the engine of a model, which is about to end, can explain of its latest requests.
-
-        Nothing is kept of an engine that has stopped.
-        """
-        with suppress(Refusal):
-            self._ended.extend((await served.explain(None, 0)).requests)
 
     @property
     def models(self) -> tuple[ServedModel, ...]:
@@ -313,11 +301,6 @@ class Service:
             raise Refusal(Code.E_MODEL_003, _IN_USE)
         return entry.names[0]
 
-    def model_of(self, handle: int) -> ServedModel | None:
-        """Return the model that has a request, or had it recently; None if that is not known, or is not loaded."""
-        name = self.directory.name_of(handle).model
-        return next((one for one in self._alive() if one.bounds.model == name), None)
-
     # --- requests ---
 
     def generate(
@@ -336,58 +319,6 @@ class Service:
 
     # --- what runs ---
 
-    async def running(self) -> tuple[Running, ...]:
-        """Return every live request that the engines have.
-
-        Requests that end before the snapshot arrives are left out, and so are those in a queue that is longer than
-        a snapshot. Waits for the end of a tick.
-
-        Raises:
-            Refusal: no engine runs.
-        """
-        snapshots = await self.snapshots()
-        return tuple(running for snapshot in snapshots for running in self.named(snapshot))
-
-    async def snapshots(self) -> list[Snapshot]:
-        """Return how things stand in the engine of each model, not before now; the default model's first.
-
-        Behind them is one of the requests that wait for a model to be loaded, if there are any, or if none is.
-
-        Raises:
-            Refusal: no engine runs.
-        """
-        found = await self._of_each(ServedModel.snapshot)
-        waiting = loading.snapshot(self.directory, self.clock())
-        return [*found, waiting] if waiting.queue or not found else found
-
-    def named(self, snapshot: Snapshot) -> tuple[Running, ...]:
-        """Return the requests of a snapshot that still live, with the names from their front ends."""
-        return tuple(
-            Running(report.handle, generation.origin, generation.choice, report, generation.model)
-            for report in snapshot.requests
-            if (generation := self.directory.get(report.handle)) is not None
-        )
-
-    async def explain(self, handle: int | None, ticks: int) -> Recorded:
-        """Return how one request, or the latest ones, spent their time, with `ticks` ticks.
-
-        Ticks are of the model of that request, or else of the default one; of a request whose model was unloaded there
-        are none.
-
-        Raises:
-            Refusal: no engine runs.
-        """
-        found = await self._of_each(lambda served: served.explain(handle, ticks))
-        now = self.clock()
-        found.append(loading.recorded(self.directory, now, handle))
-        ended = tuple(one for one in self._ended if handle in (None, one.handle))
-        found.append(Recorded(now, ended, ()))
-        first = next((each for each in found if each.requests), found[0])
-        if handle is not None:
-            return first
-        every = sorted((one for each in found for one in each.requests), key=lambda one: one.handle)
-        return evolve(found[0], requests=tuple(every))
-
     async def prefixes(
         self,
         whose: Principal,
@@ -405,7 +336,7 @@ class Service:
         """
         if clear and self.shelf is not None:
             self.shelf.forget(whose.owns)
-        found = await self._of_each(
+        found = await self.observer.of_each(
             lambda served: served.prefixes(whose, clear=clear, session=session, pin_s=pin_s)
         )
         disk = self._disk
@@ -422,24 +353,6 @@ class Service:
             disk_bytes=0 if disk is None else disk.n_bytes,
             own_disk_bytes=0 if disk is None else disk.held_by(whose.shares_as),
         )
-
-    def _alive(self) -> list[ServedModel]:
-        return [served for served in self._models if served.is_alive]
-
-    async def _of_each(self, ask: Callable[[ServedModel], Awaitable[Answer]]) -> list[Answer]:
-        """Return the answers of all engines. One that ends meanwhile, as its model is unloaded, is left out.
-
-        Raises:
-            Refusal: no engine runs, and none is loaded again.
-        """
-        found = list[Answer]()
-        for served in self._alive():
-            if served.is_alive:  # still
-                with suppress(Refusal):
-                    found.append(await ask(served))
-        if not found and self.shelf is None:
-            raise Refusal(Code.E_LIFECYCLE_001, _STOPPED)
-        return found
 
     def metrics(self, model: str | None = None) -> Mapping[str, Any]:
         """Return every metric by name: of the daemon and its default model, or those of another model.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -45,13 +45,12 @@ from uma_protocol import (
     UnloadModel,
     Work,
 )
-from uma_trio.observe import telling
+from uma_trio.observe.explain import explanation, tick_infos, ticks_for
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.encode_request import EncodeRequest
 from uma_trio.service.fair import program_of, works_for
 from uma_trio.service.places import is_quiet
-from uma_trio.service.visibility import Viewer, figures_for
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -74,6 +73,10 @@ Look = Callable[[], Coroutine[Any, Any, Event]]
 """Makes the answer to a question."""
 Relay = Callable[[], Coroutine[Any, Any, None]]
 """Takes a request to its terminal event."""
+
+_NOT_RECORDED: Final = (
+    "no record of that request is kept; `uma-trio explain` lists the recorded ones"
+)
 
 
 class Connection:
@@ -414,24 +417,32 @@ class Connection:
         self._look(lambda: self._sessions(request.ticks or 0))
 
     async def _sessions(self, ticks: int) -> Event:
-        service, viewer = self._service, Viewer(self._principal)
-        snapshots = await service.snapshots()
-        every = [running for snapshot in snapshots for running in service.named(snapshot)]
-        now = snapshots[0].at
+        service, observer = self._service, self._service.observer
+        viewer, state = observer.viewer(self._principal), await observer.state()
+        several = sum(served.gives == "text" for served in service.models) > 1
         return Sessions(
-            tuple(
-                session_info(seen, viewer.wait(seen.report.waits, service.directory))
-                for seen in map(viewer.shown, every)
-            ),
-            waiting=sum(snapshot.waiting for snapshot in snapshots),
-            memory=memory_info(snapshots) if self._principal.is_operator else None,
+            tuple(session_info(seen) for seen in viewer.requests(state)),
+            waiting=state.waiting,
+            memory=memory_info(state) if self._principal.is_operator else None,
             models=models_info(service),
-            ticks=await telling.latest(service, viewer, ticks, now) if ticks else (),
+            ticks=await tick_infos(
+                observer.view.newest(ticks), viewer, state.at, name_models=several
+            ),
             settings=dict(service.settings) if self._principal.is_operator else None,
         )
 
     def _on_explain(self, request: Explain) -> None:
-        self._look(lambda: telling.answer(request, self._service, self._principal))
+        self._look(lambda: self._explanation(request))
+
+    async def _explanation(self, request: Explain) -> Event:
+        observer = self._service.observer
+        found = await explanation(
+            await observer.explain(request.request, ticks_for(request)),
+            observer.viewer(self._principal),
+            one=request.request is not None,
+            text=observer.text_of(self._principal),
+        )
+        return error_event(Code.E_PROTO_005, _NOT_RECORDED) if found is None else found
 
     def _on_prefix(self, request: Prefix) -> None:
         if request.action == "pin" and request.session is None:
@@ -515,7 +526,9 @@ class Connection:
 
     async def _figures(self) -> Metrics:
         figures = await self._service.figures()
-        return Metrics(metrics=dict(figures_for(self._principal, figures)))
+        return Metrics(
+            metrics=dict(self._service.observer.viewer(self._principal).figures(figures))
+        )
 
     async def _repeat_metrics(self, interval_s: float, scope: trio.CancelScope) -> None:
         with scope:

@@ -29,12 +29,12 @@ from uma_protocol import (
 from uma_trio.engine.messages import (
     Finished,
     SamplingParams,
-    Snapshot,
     Targets,
     TokenLogprobs,
     TokenOut,
 )
-from uma_trio.engine.records import PrefixReport
+from uma_trio.observe.figures import PrefixFigures
+from uma_trio.observe.records import PrefixReport
 from uma_trio.service.ask import (
     Ask,
     Call,
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
     import uma_protocol
     from uma_protocol import Generate, Slo
+    from uma_trio.observe.view import RequestView, State
     from uma_trio.service.generation import Generation
     from uma_trio.service.service import Service
-    from uma_trio.service.visibility import Running
     from uma_trio.sockets.principal import Principal
 
 
@@ -312,43 +312,43 @@ def _calls(said: Said) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(call.id, call.name, call.arguments) for call in said.calls)
 
 
-def session_info(running: Running, waits: str = "") -> SessionInfo:
-    """Describe a live request, and what it waits for."""
-    origin, report = running.origin, running.report
+def session_info(seen: RequestView) -> SessionInfo:
+    """Describe a running request."""
+    record, named = seen.record, seen.named
+    user = named.principal
     return SessionInfo(
-        request=running.handle,
-        id=origin.name,
-        app=origin.app,
-        pid=origin.principal.pid,
-        uid=origin.principal.uid,
-        state=report.state,
-        lane=report.lane,
-        awaits=report.awaits,
-        prompt_tokens=report.prompt_tokens,
-        computed_tokens=report.computed_tokens,
-        completion_tokens=report.completion_tokens,
-        tokens_per_s=round(report.tokens_per_s, 3),
-        age_ms=round(report.age_s * 1e3, 3),
-        ahead_ms=round(report.ahead_s * 1e3, 3),
-        choice=running.choice,
-        cached_tokens=report.cached_tokens,
-        waits=waits,
-        model=running.model,
+        request=record.handle,
+        id=named.name or "",
+        app=named.app,
+        pid=None if user is None else user.pid,
+        uid=None if user is None else user.uid,
+        state=record.state,
+        lane=record.lane,
+        awaits=record.awaits,
+        prompt_tokens=record.prompt_tokens,
+        computed_tokens=record.computed_tokens,
+        completion_tokens=record.completion_tokens,
+        tokens_per_s=round(record.tokens_per_s, 3),
+        age_ms=round(seen.age_s * 1e3, 3),
+        ahead_ms=round(record.ahead_s * 1e3, 3),
+        choice=named.choice,
+        cached_tokens=record.cached_tokens,
+        waits=seen.waits,
+        model=named.model,
     )
 
 
-def memory_info(snapshots: Sequence[Snapshot]) -> MemoryInfo:
-    """Describe the KV caches of all models, and the prefixes that are kept."""
-    cells = [snapshot.cells for snapshot in snapshots]
-    kept = [snapshot.prefixes for snapshot in snapshots if snapshot.prefixes is not None]
+def memory_info(state: State) -> MemoryInfo:
+    """Describe the KV caches of all models, and the cached prefixes."""
+    cells, kept = state.cells, state.prefixes or PrefixFigures()
     return MemoryInfo(
-        cells_used=sum(each.used for each in cells),
-        cells_reserved=sum(each.reserved for each in cells),
-        cells_total=sum(each.total for each in cells),
-        leaves=sum(each.leaves for each in kept),
-        leaf_tokens=sum(each.leaf_tokens for each in kept),
-        pages=sum(each.pages for each in kept),
-        page_bytes=sum(each.bytes for each in kept),
+        cells_used=cells.used,
+        cells_reserved=cells.reserved,
+        cells_total=cells.total,
+        leaves=kept.leaves,
+        leaf_tokens=kept.leaf_tokens,
+        pages=kept.pages,
+        page_bytes=kept.bytes,
     )
 
 

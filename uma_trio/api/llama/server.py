@@ -41,7 +41,6 @@ from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Chat, Refusal
 from uma_trio.service.checks import utf8_length
 from uma_trio.service.served import Derivation
-from uma_trio.service.visibility import shown_to
 from uma_trio.sockets.principal import Principal
 
 _MAX_PIECES = 262_144
@@ -151,21 +150,21 @@ async def slots(exchange: Exchange, shared: Shared) -> Reply:
 
 async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[str, Any]]:
     """Return the slots of one model, numbered from `first` on."""
-    served, service = shared.served, shared.service
+    served, observer = shared.served, shared.service.observer
     context = served.bounds.n_ctx_seq
-    listed = [shown_to(viewer, one) for one in service.named(await served.snapshot())]
-    live = [one for one in listed if one.report.state != "queued"]
+    seen = observer.viewer(viewer).requests(await observer.state_of(served))
+    live = [one for one in seen if one.record.state != "queued"]
     found: list[dict[str, Any]] = [
         {
             "id": first + index,
-            "id_task": one.handle,
+            "id_task": one.record.handle,
             "n_ctx": context,
             "is_processing": True,
-            "state": one.report.state,
-            "lane": one.report.lane,
-            "app": one.origin.app,
-            "n_prompt_tokens": one.report.prompt_tokens,
-            "next_token": [{"n_decoded": one.report.completion_tokens}],
+            "state": one.record.state,
+            "lane": one.record.lane,
+            "app": one.named.app,
+            "n_prompt_tokens": one.record.prompt_tokens,
+            "next_token": [{"n_decoded": one.record.completion_tokens}],
         }
         for index, one in enumerate(live)
     ]

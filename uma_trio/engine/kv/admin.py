@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from uma_trio.engine.kv.cache import PrefixCache
 from uma_trio.engine.messages import Prefix
-from uma_trio.engine.records import NamespaceReport, PrefixReport
+from uma_trio.observe.records import NamespaceReport, PrefixReport
 
 Mine = Callable[[str], bool]
 

@@ -28,10 +28,10 @@ from uma_trio.engine.kv.saving import Saving
 from uma_trio.engine.kv.search import FoundPrefix, Source, search, shared_with
 from uma_trio.engine.kv.store import PageStore
 from uma_trio.engine.kv.usage import NamespaceUse, Reuse
-from uma_trio.engine.records import Beginning, Wait
 from uma_trio.engine.sequences import NO_SLOT, Sequence
 from uma_trio.machine.background import Charges
 from uma_trio.observe.figures import PrefixFigures
+from uma_trio.observe.records import Beginning, Wait
 from uma_trio.policy.prefix import LEAST_HIT, PAGE, Copying
 from uma_trio.policy.state import FirstToken
 from uma_trio.words import Lane
