@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from policy_kit import decoder, prompt, state
 
-from uma_trio.policy.abort import LONG_S, Abortable, Newcomer, abortable, gives_way
+from uma_trio.policy.abort import LONG_S, Abortable, Newcomer, abortable, should_abort
 from uma_trio.policy.plan import Plan, PlanItem
 from uma_trio.policy.state import FirstToken, SequenceView
 
@@ -50,8 +50,8 @@ def test_a_tick_with_interactive_work_is_given_up_for_short_prompts(other: Seque
     """To a long one it makes no difference."""
     tick = abortable(state(BATCH, other), planned(BATCH, other), 1)
     assert tick is not None
-    assert gives_way(tick, 0.1, Newcomer("interactive", 600, 512))
-    assert not gives_way(tick, 0.1, Newcomer("interactive", 700, 513))
+    assert should_abort(tick, 0.1, Newcomer("interactive", 600, 512))
+    assert not should_abort(tick, 0.1, Newcomer("interactive", 700, 513))
 
 
 def test_a_tick_with_a_short_prompt_never_is() -> None:
@@ -76,8 +76,8 @@ def test_it_is_not_given_up_for_somebody_who_would_get_no_slot() -> None:
     """A newcomer that has to queue gains nothing."""
     tick = abortable(state(BATCH), planned(BATCH), 0)
     assert tick is not None
-    assert not gives_way(tick, 0.0, Newcomer("interactive", cells=10, tokens=5))
-    assert gives_way(tick, 0.0, Newcomer("interactive", cells=0, tokens=5))  # of another model
+    assert not should_abort(tick, 0.0, Newcomer("interactive", cells=10, tokens=5))
+    assert should_abort(tick, 0.0, Newcomer("interactive", cells=0, tokens=5))  # of another model
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_late_in_a_tick_it_is_given_up_only_for_a_wait_that_is_noticed(
     elapsed_s: float, given_up: bool
 ) -> None:
     """More is lost then."""
-    assert gives_way(TICK, elapsed_s, PERSON) is given_up
+    assert should_abort(TICK, elapsed_s, PERSON) is given_up
 
 
 @pytest.mark.parametrize(("elapsed_s", "given_up"), [(0.02, True), (0.035, False)])
 def test_it_is_given_up_only_if_the_rest_is_long(elapsed_s: float, given_up: bool) -> None:
     """A wait that nobody notices is let be, also early in a tick."""
-    assert gives_way(evolve(TICK, predicted_s=1.6 * LONG_S), elapsed_s, PERSON) is given_up
+    assert should_abort(evolve(TICK, predicted_s=1.6 * LONG_S), elapsed_s, PERSON) is given_up
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_it_is_given_up_only_if_the_rest_is_long(elapsed_s: float, given_up: boo
 )
 def test_it_is_given_up_for_a_person_who_can_be_served(newcomer: Newcomer) -> None:
     """Not for other background work, and not for a request that would have to wait for cells."""
-    assert not gives_way(TICK, 0.0, newcomer)
+    assert not should_abort(TICK, 0.0, newcomer)

@@ -10,10 +10,10 @@ from policy_kit import waiting
 from uma_trio.policy.admission import (
     AWAY_S,
     admit,
-    gives_back,
-    gives_place,
-    gives_turn,
-    makes_way,
+    preempt_for_first_token,
+    preempt_for_interactive,
+    preempt_for_reader,
+    preempt_parked,
 )
 from uma_trio.policy.floor import BUCKET_S
 from uma_trio.policy.line import MAX_PASSED_OVER, MOST_PASSED_OVER
@@ -88,7 +88,7 @@ def turn_given(*requests: Waiting, now: float = 10.0, yields: bool = True) -> tu
     one = evolve(ANSWER, yields=yields)
     running = (one, evolve(one, key=51, client=6))
     used_s = {5: 1.0, 6: 2.0}
-    return gives_turn(AdmissionState(requests, running, 0, 0, now=now, used_s=used_s))
+    return preempt_for_first_token(AdmissionState(requests, running, 0, 0, now=now, used_s=used_s))
 
 
 def test_an_answer_makes_way_for_a_first_token_that_would_be_late() -> None:
@@ -181,7 +181,7 @@ def place(
         )
         for key, computed in held.items()
     )
-    return gives_place(AdmissionState(requests, running, slots, cells, bucket_s))
+    return preempt_for_interactive(AdmissionState(requests, running, slots, cells, bucket_s))
 
 
 def test_a_person_takes_the_place_of_the_batch_request_that_loses_least() -> None:
@@ -260,7 +260,7 @@ def way(*requests: Waiting, slots: int = 0, cells: int = 0, held: dict[int, floa
     running = tuple(
         Holder(key, "interactive", 1, 50, key, 0, parked_s) for key, parked_s in held.items()
     )
-    return list(makes_way(AdmissionState(requests, running, slots, cells)))
+    return list(preempt_parked(AdmissionState(requests, running, slots, cells)))
 
 
 def test_who_is_parked_for_long_makes_way_for_another_client() -> None:
@@ -292,7 +292,7 @@ def test_a_person_who_reads_slowly_loses_nothing_to_a_batch_job(
     """Whatever is parked, for however long: a background request takes background requests' places."""
     state = AdmissionState((waiting(100, client=9, lane="background"),), tuple(running), 0, cells)
     lanes = {held.key: held.lane for held in running}
-    assert all(lanes[key] == "background" for key in makes_way(state))
+    assert all(lanes[key] == "background" for key in preempt_parked(state))
 
 
 def test_who_is_back_gets_the_cells_that_it_lent_from_batch_jobs() -> None:
@@ -301,9 +301,9 @@ def test_who_is_back_gets_the_cells_that_it_lent_from_batch_jobs() -> None:
         Holder(key, "background" if key else "interactive", 1, 20, key, 0) for key in range(4)
     )
     state = AdmissionState((), running, 0, 5)
-    assert gives_back(state, 5) == ()
-    assert gives_back(state, 30) == (1, 2)
-    assert gives_back(state, 66) == ()
+    assert preempt_for_reader(state, 5) == ()
+    assert preempt_for_reader(state, 30) == (1, 2)
+    assert preempt_for_reader(state, 66) == ()
 
 
 def test_nobody_makes_way_in_vain_or_at_once() -> None:

@@ -10,8 +10,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_trio.policy.admission import AWAY_S, admit, gives_place, makes_way
-from uma_trio.policy.floor import BUCKET_S, keeps_place
+from uma_trio.policy.admission import AWAY_S, admit, preempt_for_interactive, preempt_parked
+from uma_trio.policy.floor import BUCKET_S, is_spared
 from uma_trio.policy.line import MAX_PASSED_OVER, MOST_PASSED_OVER
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
 from uma_trio.words import Lane
@@ -201,10 +201,10 @@ def test_the_same_background_requests_give_their_places(state: AdmissionState) -
     could = [
         held
         for held in state.running
-        if held.lane == "background" and not keeps_place(held, state.bucket_s)
+        if held.lane == "background" and not is_spared(held, state.bucket_s)
     ]
     persons = [one.key for one in state.waiting if one.lane == "interactive"]
-    assert gives_place(state) == who_goes(state, could, lambda _going: persons)
+    assert preempt_for_interactive(state) == who_goes(state, could, lambda _going: persons)
 
 
 @given(STATES)
@@ -221,7 +221,7 @@ def test_the_same_parked_requests_make_way(state: AdmissionState) -> None:
         ]
 
     could = [held for held in state.running if held.parked_s >= AWAY_S]
-    assert makes_way(state) == who_goes(state, could, others)
+    assert preempt_parked(state) == who_goes(state, could, others)
 
 
 def test_a_choice_that_cannot_help_costs_nothing_by_those_who_wait() -> None:
@@ -241,7 +241,7 @@ def test_a_choice_that_cannot_help_costs_nothing_by_those_who_wait() -> None:
 
         sys.setprofile(count)
         try:
-            assert gives_place(state) == ()
+            assert preempt_for_interactive(state) == ()
         finally:
             sys.setprofile(None)
         return n

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uma_trio.policy.deadline import deadline
-from uma_trio.policy.floor import BUCKET_S, bucket_after, keeps_place
+from uma_trio.policy.floor import BUCKET_S, bucket_after, is_spared
 from uma_trio.policy.state import Contract, Holder
 from uma_trio_sim.latency import percentile
 from uma_trio_sim.machine import built_in, gaussian
@@ -154,5 +154,5 @@ def test_the_bucket_counts_what_is_owed(
 def test_who_has_no_tenure_keeps_nothing() -> None:
     """However much the lane is owed."""
     held = Holder(1, "background", 1, 10, 10, 0, unearned_s=1.0)
-    assert not keeps_place(held, BUCKET_S)
-    assert keeps_place(evolve(held, tenured=True), BUCKET_S)
+    assert not is_spared(held, BUCKET_S)
+    assert is_spared(evolve(held, tenured=True), BUCKET_S)

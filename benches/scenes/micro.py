@@ -42,7 +42,7 @@ from uma_protocol import (
     frame,
 )
 from uma_protocol.testing import ConnectionPair
-from uma_trio.policy.admission import admit, gives_place, makes_way
+from uma_trio.policy.admission import admit, preempt_for_interactive, preempt_parked
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.line import MOST_PASSED_OVER
 from uma_trio.policy.pipeline import Policy
@@ -161,8 +161,8 @@ def placing(_given: argparse.Namespace) -> Iterator[Row]:
             state = crowded(kind, n_slots)
 
             def decide(state: AdmissionState = state) -> None:
-                if not (admit(state) or makes_way(state)):
-                    gives_place(state)
+                if not (admit(state) or preempt_parked(state)):
+                    preempt_for_interactive(state)
 
             least = min(timeit.repeat(decide, number=5, repeat=20)) / 5 * 1e6
             yield {"what": f"{kind}, {WAITING} wait for {n_slots} slots", "us": least}

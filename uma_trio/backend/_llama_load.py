@@ -176,7 +176,7 @@ _READ_ONLY_SHARED = "r--s"  # what llama.cpp maps, and what may be dropped witho
 def release(files: Iterable[Path]) -> None:
     """Let the kernel take back every page of `files` that this process has mapped.
 
-    What is still needed comes back page by page when it is read, from the page cache if nobody
+    What is still needed comes back page by page when it is read, from the page cache if no program
     wanted the memory: once, in the first decode (5 ms for 500 MB). Pages that are locked stay, and
     so does everything where the system has no ``/proc``.
     """

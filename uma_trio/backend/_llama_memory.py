@@ -6,7 +6,7 @@ they are the leaves, where cells stay that no running sequence holds. A state *s
 cannot be restored (its cells name no sequence, `state_write_meta`), so it goes by way of one below.
 
 Where layers have a sliding window, a cell that is out of its only holder's window counts as empty
-(`find_slot`), and a leaf would lose its past to whoever computes next. So each leaf is two
+(`find_slot`), and a leaf would lose its past to the next computation. So each leaf is two
 sequences there.
 """
 
@@ -25,7 +25,7 @@ from uma_trio.backend.cell_map import CellMap
 
 # How many cells of ended sequences stay where the high-water mark is kept. Which of them it is is
 # not looked up, so that many stay, and the one that counts is likely among them; when there are too
-# many, all go, and it begins anew. Whoever finds no room has theirs, too.
+# many, all are dropped. They are also dropped when there is no room otherwise.
 MOST_KEPT: Final = 64
 _KEEPER: Final = MAX_SLOTS - 1  # the sequence id that holds them
 
@@ -218,7 +218,7 @@ class CacheMemory:
         if not self._kept or self.map is None:
             return False
         lib.seq_rm(self._memory, _KEEPER, -1, -1)
-        self.map.let_go(self._kept)
+        self.map.release(self._kept)
         self._kept = []
         return True
 

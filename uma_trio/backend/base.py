@@ -307,7 +307,7 @@ class Backend(Protocol):
     def kv_first(self, slot: int) -> int:
         """Return the first position from which on `slot` has everything; -1 if it holds nothing.
 
-        Behind 0 where sliding-window layers have lost what is out of everybody's window. A sequence
+        Behind 0 where sliding-window layers have lost what is out of every window. A sequence
         may go on behind position m only if this is at most ``max(0, m - limits.window)``.
         """
 
@@ -348,7 +348,7 @@ class Backend(Protocol):
         """Return how many cells each of `leaves` holds that no slot does.
 
         Of a cell that several of them hold each has an equal part, so that the sum is how many cells
-        nobody but leaves keeps.
+        only leaves keep.
         """
 
     def kv_runs(self, slot: int, first: int, last: int) -> int:

@@ -43,7 +43,7 @@ class CellMap:
         return int(self._lengths[seq])
 
     def exclusive(self, seq: int) -> NDArray[np.bool_]:
-        """Return for each position of `seq` whether nobody else holds its cell."""
+        """Return for each position of `seq` whether no other sequence holds its cell."""
         alone: NDArray[np.bool_] = self._holders[self._where[seq, : self._lengths[seq]]] == 1
         return alone
 
@@ -126,13 +126,13 @@ class CellMap:
         self._lengths[seq] = 0
 
     def hold_last(self, seq: int) -> int:
-        """Keep the last cell of `seq` for somebody who is no sequence; return which it is."""
+        """Keep the last cell of `seq` outside of all sequences; return which it is."""
         cell = int(self._where[seq, self._lengths[seq] - 1])
         self._holders[cell] += 1
         return cell
 
-    def let_go(self, cells: list[int]) -> None:
-        """Give up what :meth:`hold_last` returned, each once."""
+    def release(self, cells: list[int]) -> None:
+        """Release the cells that :meth:`hold_last` returned, each once."""
         for cell in cells:
             self._release(self._cells[cell : cell + 1])
 

@@ -350,7 +350,7 @@ class _Reader:
         )
 
     def _value(self, kind: int, *, distinct: bool) -> Value | None:
-        """Read one value; None if it is one that nobody asks for."""
+        """Read one value; None if it is of no use here."""
         if kind in _SCALARS:
             return self._take("<" + _SCALARS[kind])[0]
         if kind == _STRING:

@@ -249,7 +249,7 @@ class LlamaBackend:
         """Let the next decode be interrupted; None on a GPU, or with a recurrent memory.
 
         Each armed decode has a flag of its own, so that an interrupt which comes late sets one
-        that nobody reads any more.
+        that is not read any more.
         """
         if self._context is None:
             raise BackendDied("the backend is closed")

@@ -1,7 +1,7 @@
-"""Long calls into llama.cpp that yield the cores to whoever reads.
+"""Long calls into llama.cpp that yield the cores to ticks with readers.
 
-On Linux each thread has a niceness of its own, and threads that it starts, as those of OpenMP, inherit it. Who is not
-privileged cannot lower it again, so that such a call has a thread of its own.
+On Linux each thread has a niceness of its own, and threads that it starts, as those of OpenMP, inherit it. An unprivileged
+process cannot lower it again, so that such a call has a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 POLITE: Final = 5
 """Added to the niceness: where both want a core, the call gets a quarter of it (sched(7), a factor of 1.25 for each
-unit). More would let it stand still while it holds the interpreter, for which everybody waits then."""
+unit). With more it might be suspended while it holds the interpreter lock, which every thread needs."""
 
 _T = TypeVar("_T")
 

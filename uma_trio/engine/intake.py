@@ -32,7 +32,12 @@ from uma_trio.engine.sampling import Sampler
 from uma_trio.engine.sequences import Sequence
 from uma_trio.engine.snapshot import snapshot, wait_of
 from uma_trio.observe import log
-from uma_trio.policy.admission import admit, gives_place, gives_turn, makes_way
+from uma_trio.policy.admission import (
+    admit,
+    preempt_for_first_token,
+    preempt_for_interactive,
+    preempt_parked,
+)
 from uma_trio.policy.floor import bucket_after
 from uma_trio.policy.state import Contract
 from uma_trio.text.stream import TokenText
@@ -125,9 +130,9 @@ class SlotAdmission:
             state = registry.admission(now)
             chosen = admit(state)
         for making_room, reason in (
-            (makes_way, AWAY),
-            (gives_place, NEEDED),
-            (gives_turn, NEEDED),
+            (preempt_parked, AWAY),
+            (preempt_for_interactive, NEEDED),
+            (preempt_for_first_token, NEEDED),
         ):
             places = () if chosen else making_room(state)
             for place in places:

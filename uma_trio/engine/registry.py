@@ -30,8 +30,8 @@ from uma_trio.engine.sequences import NO_SLOT, Delivery, Sequence
 from uma_trio.machine.work import Work
 from uma_trio.observe import log
 from uma_trio.observe.metrics import Metrics
-from uma_trio.policy.admission import gives_back, is_away
-from uma_trio.policy.floor import BUCKET_S, keeps_place, next_tenant
+from uma_trio.policy.admission import is_away, preempt_for_reader
+from uma_trio.policy.floor import BUCKET_S, is_spared, next_tenant
 from uma_trio.policy.state import AdmissionState, Holder
 from uma_trio.words import Lane
 
@@ -173,9 +173,7 @@ class Registry:
         for holder in self._holders(now):
             tenured = tenured or holder.tenured
             away = is_away(holder)
-            gives = (
-                person and holder.lane == "background" and not keeps_place(holder, self.bucket_s)
-            )
+            gives = person and holder.lane == "background" and not is_spared(holder, self.bucket_s)
             if away or gives or (late and (holder.yields or holder.due is not None)):
                 could.append((holder.computed, -holder.key, away))
         order = tuple([(key, away) for _, key, away in sorted(could)])
@@ -453,7 +451,7 @@ class Registry:
         if not sequence.lent:
             return
         if sequence.lane == "interactive":
-            for key in gives_back(self.admission(self._clock()), sequence.lent):
+            for key in preempt_for_reader(self.admission(self._clock()), sequence.lent):
                 self.preempt(key, NEEDED)
         if sequence.lent > self.cells.free_cells:
             self.preempt(sequence.handle, AWAY)

@@ -14,7 +14,7 @@ from attrs import define, evolve
 from uma_trio.backend.base import DecodeStatus, Interrupt
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Submit
-from uma_trio.policy.abort import Abortable, gives_way
+from uma_trio.policy.abort import Abortable, should_abort
 
 #: How many times the time that was lost is computed to its end before the next tick of that kind may be aborted.
 LOST_TIMES = 2.0
@@ -42,7 +42,7 @@ class ArrivalHook:
             if self.stops:
                 return
             newcomer = evolve(newcomer, cells=0)  # it needs none of this model's
-        if gives_way(self.tick, self.clock() - self.since, newcomer):
+        if should_abort(self.tick, self.clock() - self.since, newcomer):
             self.interrupt()
 
 

@@ -67,7 +67,7 @@ def _is_short_prompt(view: SequenceView) -> bool:
     return not view.started and view.first is not None and view.first.short
 
 
-def gives_way(tick: Abortable, elapsed_s: float, newcomer: Newcomer) -> bool:
+def should_abort(tick: Abortable, elapsed_s: float, newcomer: Newcomer) -> bool:
     """Whether `tick`, which has run for `elapsed_s`, is aborted for `newcomer`."""
     return (
         newcomer.lane == "interactive"

@@ -1,4 +1,4 @@
-"""What ticks take: the model corrected by what was measured, a plan's predicted time, and who is charged for it.
+"""What ticks take: the model corrected by what was measured, a plan's predicted time, and the charges to clients.
 
 :func:`learn_cost` is the first stage, :func:`account` the last one, so its values describe the final plan.
 """
@@ -38,7 +38,7 @@ def learn_cost(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _rates(cost: CostModel, tick: MeasuredTick) -> tuple[float | None, float | None]:
-    """Return how much a tick corrects the scale factor and the staircase where it is; with nobody to protect both at once."""
+    """Return how much a tick corrects the scale factor and the staircase where it is; without readers both at once."""
     tuning = cost.tuning
     if tick.solo_s <= 0:
         return None, None
@@ -126,7 +126,7 @@ def _charged(state: SchedulerState, plan: Plan, predicted_s: float, beyond_s: fl
     weight = {"interactive": contract.interactive_weight, "background": 1.0}
     used_s, part_of = lift_all(memory.used_s, memory.part_of, state.paths, beyond_s)
     for node, seconds in state.charges:
-        if node in used_s:  # of whom nothing is known starts later
+        if node in used_s:  # an unknown one starts later
             used_s[node] += seconds
     lane_s = lift(memory.lane_s, {view.lane for view in best_effort.values()})
     mixed = others = unwatched = prompts = 0
@@ -167,7 +167,7 @@ def owed_after(state: SchedulerState, limit: Limit, tick_s: float, background: f
     `background` is background work's part of the time beyond solo.
     """
     contract, solo_s = state.contract, limit.solo_s
-    # Readers who leave the floor need their usual lead over the floor to get as far ahead as they can.
+    # Readers that leave the floor to other work need their usual lead over the floor to get as far ahead as they can.
     nothing_s = -min(contract.playout_s, USUAL_LEAD_S) / 2
     people = sum([view.lane == "interactive" for view in state.best_effort.values()])
     if people == len(state.best_effort) or not (solo_s > 0 or people):
@@ -189,7 +189,7 @@ def owes_answers(state: SchedulerState, cost: CostModel) -> bool:
 def _answers_owed_after(
     state: SchedulerState, plan: Plan, predicted_s: float, most_s: float, with_prompts: bool
 ) -> float:
-    """Return the machine time that answers are owed after a tick that nobody reads.
+    """Return the machine time that answers are owed after a tick without readers.
 
     Their share is that of their number among answers and prompts.
     """

@@ -3,7 +3,7 @@
 If there is no room for an interactive request, a background request is preempted and computed again
 later. A parked request makes way for another client's request, and is computed again when its
 reader is back. A prompt that has not begun makes way for a first token that would be late, and so does, once, an answer
-that nobody reads as it comes.
+that is not read as it comes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, takewhile
 from operator import attrgetter
 
-from uma_trio.policy.floor import keeps_place
+from uma_trio.policy.floor import is_spared
 from uma_trio.policy.line import WaitingQueue
 from uma_trio.policy.state import AdmissionState, Holder, Waiting
 
@@ -35,8 +35,8 @@ def admit(state: AdmissionState) -> tuple[int, ...]:
     return tuple([waiting.key for waiting in chosen])
 
 
-def gives_place(state: AdmissionState) -> tuple[int, ...]:
-    """Return the background requests to preempt for an interactive one, if `admit` found nobody.
+def preempt_for_interactive(state: AdmissionState) -> tuple[int, ...]:
+    """Return the background requests to preempt for an interactive one, if `admit` found none.
 
     Among the requests that free enough cells by themselves, the one with the fewest computed tokens
     is chosen; a request that was just computed again is therefore preempted first, and the others
@@ -46,15 +46,15 @@ def gives_place(state: AdmissionState) -> tuple[int, ...]:
     could = [
         holder
         for holder in state.running
-        if holder.lane == "background" and not keeps_place(holder, state.bucket_s)
+        if holder.lane == "background" and not is_spared(holder, state.bucket_s)
     ]
-    return _making_room(state, could, lambda _going: _is_person)
+    return _making_room(state, could, lambda _going: _is_interactive)
 
 
-def makes_way(state: AdmissionState) -> tuple[int, ...]:
-    """Return the parked requests to preempt for another client's, if `admit` found nobody.
+def preempt_parked(state: AdmissionState) -> tuple[int, ...]:
+    """Return the parked requests to preempt for another client's, if `admit` found none.
 
-    Only requests whose readers have been away for `AWAY_S`, in the order of :func:`gives_place`. A
+    Only requests whose readers have been away for `AWAY_S`, in the order of :func:`preempt_for_interactive`. A
     client's request does not make way for another request of the same client, and an interactive one
     not for a background one.
     """
@@ -69,11 +69,11 @@ def makes_way(state: AdmissionState) -> tuple[int, ...]:
     return _making_room(state, [holder for holder in state.running if is_away(holder)], others)
 
 
-def gives_turn(state: AdmissionState) -> tuple[int, ...]:
-    """Return the requests to preempt for a first token that would be late, if `admit` found nobody.
+def preempt_for_first_token(state: AdmissionState) -> tuple[int, ...]:
+    """Return the requests to preempt for a first token that would be late, if `admit` found none.
 
     Prompts that are due later and of which nothing was computed go first, the latest before others: they lose nothing. Then
-    answers of which nobody reads the tokens as they come, each once at the most: whose client used most machine time goes
+    answers that are not read as they come, each at most once: that of the client with most machine time goes
     first. An answer does not make way for another request of its conversation, and nothing for one that had a slot.
     """
 
@@ -103,11 +103,11 @@ def is_at_risk(waiting: Waiting, now: float) -> bool:
     return waiting.due is not None and not waiting.preempted and now >= waiting.late_from
 
 
-def gives_back(state: AdmissionState, cells: int) -> tuple[int, ...]:
+def preempt_for_reader(state: AdmissionState, cells: int) -> tuple[int, ...]:
     """Return the background requests to preempt so that `cells` are free; empty if these cannot be.
 
     An interactive request whose reader is back gets the cells that it lent. In the order of
-    :func:`gives_place`, and nobody whose cells the others' make unnecessary.
+    :func:`preempt_for_interactive`, without requests whose cells are not needed in the end.
     """
     could = sorted(
         (holder for holder in state.running if holder.lane == "background"),
@@ -135,12 +135,12 @@ def _making_room(
     *,
     in_order: bool = False,
 ) -> tuple[int, ...]:
-    """Return who of those that `could` go does, so that somebody gets in whom it is for.
+    """Return which of the requests `could` are preempted, so that a request gets in that it is for.
 
-    They go `in_order`, or else who has fewest computed tokens first.
+    They go `in_order`, or else fewest computed tokens first.
 
-    This is asked in every tick in which somebody waits, so a choice that cannot help costs nothing that
-    grows with those who wait.
+    It runs in every tick with a waiting request, so a choice that cannot help costs nothing that
+    grows with the queue.
     """
     if not could or not state.waiting:
         return ()
@@ -174,7 +174,7 @@ def _choices(could: Sequence[Holder]) -> Iterator[tuple[Sequence[Holder], int]]:
 def _gets_in(
     line: WaitingQueue, slots: int, cells: int, is_for: Callable[[Waiting], bool], least: int
 ) -> bool:
-    if line.keeps_out(cells):
+    if line.reserves_all(cells):
         return False
     for chosen in line.in_order(slots, cells):
         if is_for(chosen):
@@ -192,5 +192,5 @@ def _smallest(requests: Iterable[Waiting]) -> Sequence[Waiting]:
     return tuple(found.values())
 
 
-def _is_person(waiting: Waiting) -> bool:
+def _is_interactive(waiting: Waiting) -> bool:
     return waiting.lane == "interactive"

@@ -20,8 +20,8 @@ SMALLEST_TARGET = 8
 # When decoding alone fills the budget, prompts still move by this many tokens a tick: a
 # request that never starts is worse than a tick that is a little long.
 SMALLEST_CHUNK = 8
-# Ticks of prompts alone may be this many times as long, and hold at least so many tokens: nobody
-# is waiting for the next word, only a newcomer for the end of the tick, and on slow machines a
+# Ticks of prompts alone may be this many times as long, and hold at least so many tokens: no stream
+# waits for its next token, only a new request for the end of the tick, and on slow machines a
 # small chunk costs as much as a large one (32 tokens took 345 ms where 128 took 233).
 ALONE, SMALLEST_ALONE = 4, 128
 

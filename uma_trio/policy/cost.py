@@ -368,7 +368,7 @@ class CostModel:
     def plateau(self, largest: int) -> int:
         """Return the smallest chunk that prefills about as fast as any that is known.
 
-        A long prompt goes in such chunks where nobody is protected and no size is in use yet.
+        A long prompt goes in such chunks where no stream is protected and no size is in use yet.
         """
         rates = self._rates(largest)
         return tuple(rates)[self.level(tuple(rates.values()))]

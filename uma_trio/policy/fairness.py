@@ -46,11 +46,11 @@ def turn_s(cost: CostModel, n_batch: int) -> float:
 def lift(used_s: Mapping[K, float], ready: AbstractSet[K], beyond_s: float = 0.0) -> dict[K, float]:
     """Return the counters once those `ready` are no lower than the least of them that was known.
 
-    Who was not starts where the furthest is, no more than `beyond_s` beyond the least. Of those that
-    are not ready only who is above the least is remembered: the rest would be lifted to it.
+    A new key starts at the greatest counter, at most `beyond_s` above the least. Of the keys that
+    are not ready only those above the least are kept: the others would be lifted to it.
     """
     if ready and ready == used_s.keys():
-        return dict(used_s)  # nobody came or went
+        return dict(used_s)  # the same keys
     known = [used_s[key] for key in ready if key in used_s]
     least = min(known, default=max(used_s.values(), default=0.0))
     start = min(max(known, default=least), least + beyond_s)
@@ -61,7 +61,7 @@ def lift(used_s: Mapping[K, float], ready: AbstractSet[K], beyond_s: float = 0.0
 
 
 Path = tuple[int, ...]
-"""Who shares machine time, the outermost first. The numbers are unique, also across levels."""
+"""The nodes that share machine time, outermost first. The numbers are unique, also across levels."""
 
 
 def lift_all(
@@ -72,8 +72,8 @@ def lift_all(
 ) -> tuple[dict[int, float], dict[int, int]]:
     """Return the counters of all levels, lifted for those on `paths`, and whose share each one divides.
 
-    Counters of those that divide the same share are lifted together (:func:`lift`). If nobody of them
-    is ready, they are forgotten.
+    Counters of those that divide the same share are lifted together (:func:`lift`). If none of them
+    is ready, they are dropped.
     """
     ready = _by_parent(paths)
     if ready.keys() <= {None} and not part_of:
@@ -117,7 +117,7 @@ def standings(
 
 
 def _by_parent(paths: Iterable[Path]) -> defaultdict[int | None, set[int]]:
-    """Return the numbers on these paths, by whose share they divide; None: nobody's."""
+    """Return the numbers on these paths, by the node whose share they divide; None for the outermost."""
     ready: defaultdict[int | None, set[int]] = defaultdict(set)
     for path in paths:
         parent: int | None = None
@@ -130,11 +130,11 @@ def _by_parent(paths: Iterable[Path]) -> defaultdict[int | None, set[int]]:
 def turns(
     used_s: Mapping[K, float], left_s: Mapping[K, float], most_s: float
 ) -> tuple[float, dict[K, float]]:
-    """Return where clients with prompts stand among others, and each one's finish among them.
+    """Return the level of clients with prompts among others, and each one's finish among them.
 
     `left_s` is what the turn of each still takes, at the most `most_s`. They stand at the
     mean of what they used: beside a client's whole turn others would wait until all had theirs.
-    Who is a turn ahead of the least of them has a debt from before, and is left out of the mean.
+    A client that is a turn ahead of the least has a debt from before, and is left out of the mean.
     """
     if not left_s:
         return 0.0, {}

@@ -23,7 +23,7 @@ def bucket_after(
 ) -> float:
     """Return the bucket after a tick in which background requests had `had_s` of `tick_s`.
 
-    It is overdrawn only while the place is `contended`: time that nobody waited for is free.
+    It is overdrawn only while the place is `contended`: time without waiting requests is free.
     """
     filled_s = bucket_s + floor * tick_s
     after_s = filled_s - had_s
@@ -33,13 +33,13 @@ def bucket_after(
 
 
 def next_tenant(running: Iterable[Holder], bucket_s: float) -> int | None:
-    """Return which request gets tenure: the oldest background one, if the bucket is full and nobody has it."""
+    """Return which request gets tenure: the oldest background one, if the bucket is full and no request has it."""
     holders = [holder for holder in running if holder.lane == "background"]
     if bucket_s < BUCKET_S or not holders or any(holder.tenured for holder in holders):
         return None
     return min(holders, key=lambda holder: (holder.arrived, holder.key)).key
 
 
-def keeps_place(holder: Holder, bucket_s: float) -> bool:
+def is_spared(holder: Holder, bucket_s: float) -> bool:
     """Whether a background request is not to be preempted for an interactive one."""
     return holder.tenured and (bucket_s > 0.0 or holder.unearned_s > 0.0)

@@ -5,8 +5,8 @@ answers have more than their even share of the slots stands behind the others: d
 prompts take, not for how long an answer keeps its slot. Requests without deadlines, as those of the
 background lane are, go by how many their senders have running, then by their arrival.
 
-What is sorted and grouped depends only on who waits and who runs. Asking who gets in with so many free
-slots and cells then looks at the senders, and not at every request.
+Sorting and grouping depend only on the waiting and running requests. Admission with a number of free
+slots and cells then iterates over the senders, not over every request.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Room:
     gone: set[int] = field(factory=set)
 
     def give(self, chosen: Waiting) -> None:
-        """Note that a request has its place."""
+        """Account for a request that got a slot."""
         self.gone.add(chosen.key)
         self.running.update(chosen.path)
         self.slots -= 1
@@ -74,7 +74,7 @@ class _Room:
         self.owed = self.owed and chosen.lane == "interactive"
 
     def best(self, groups: Sequence[_Group]) -> Waiting | None:
-        """Return who of those that fit is next.
+        """Return the next request of those that fit.
 
         The outermost share that they do not have in common decides, so many names are not many shares.
         """
@@ -85,7 +85,7 @@ class _Room:
 
 
 class WaitingQueue:
-    """Those that wait for a place, where at least `slots` are free."""
+    """The requests that wait for a slot, where at least `slots` are free."""
 
     def __init__(self, state: AdmissionState, slots: int) -> None:
         self._running = state.running
@@ -102,7 +102,7 @@ class WaitingQueue:
         self._overdue = sorted(overdue, key=lambda one: (-one.passed_over, one.arrived))
 
     def in_order(self, slots: int, cells: int) -> Iterator[Waiting]:
-        """Yield who gets one of so many free `slots`, in order. All of them fit into `cells` together."""
+        """Yield the requests that get one of `slots` free slots, in order. Together they fit into `cells`."""
         room = _Room(
             slots,
             cells,
@@ -118,8 +118,8 @@ class WaitingQueue:
             yield chosen
             room.give(chosen)
 
-    def keeps_out(self, cells: int) -> bool:
-        """Whether all of so many free `cells` are kept for one that needs more."""
+    def reserves_all(self, cells: int) -> bool:
+        """Return whether all `cells` free cells are reserved for a request that needs more."""
         turn = self._first_overdue(set(), owed=self._owed)
         return turn is not None and turn.cells > cells and turn.passed_over >= MOST_PASSED_OVER
 
@@ -162,7 +162,7 @@ class WaitingQueue:
         return first if first.cells <= room.cells else None
 
     def _first_overdue(self, gone: set[int], *, owed: bool) -> Waiting | None:
-        """Return whose turn it is, a background request's only if the lane is `owed` time."""
+        """Return the first overdue request, of the background lane only if that is `owed` time."""
         for one in self._overdue:
             if one.key not in gone and (owed or one.lane == "interactive"):
                 return one
@@ -170,7 +170,7 @@ class WaitingQueue:
 
 
 def even_shares(paths: Iterable[Path], slots: int) -> Mapping[int, float]:
-    """Return how many of the slots everybody on these paths has if each share is divided evenly; 1 at least."""
+    """Return the slots of every node on these paths if each share is divided evenly; at least 1."""
     shares: dict[int, float] = {}
     children: dict[int | None, set[int]] = {}
     paths = tuple(paths)

@@ -63,7 +63,7 @@ class Limit:
     saves: bool = False
 
 
-NO_LIMIT = Limit(float("inf"), "nobody reads an answer as it comes")
+NO_LIMIT = Limit(float("inf"), "no answer is read as it comes")
 UNGUARDED = Limit(float("inf"), "this policy sets no limit")
 
 
@@ -72,7 +72,7 @@ class Plan:
     """The work of one tick, in batch order: at most one item per sequence, within ``n_batch``.
 
     - `ballast` rows are computed and discarded, where a larger tick is faster.
-    - The last `extra_rows` tokens of the last item ask for logits that nobody reads, to keep the
+    - The last `extra_rows` tokens of the last item ask for logits that are not used, to keep the
       batch's shape.
     - `paces` has, by key, the least number of seconds between two shown tokens of a stream. A
       stream without a pace shows each token at once.

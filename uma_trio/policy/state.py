@@ -24,7 +24,7 @@ PLACES_IN_FLIGHT = 6
 USUAL_LEAD_S = 0.3
 #: What a first token may take by what it takes alone, where all prompts can be done in that time.
 STRETCH = 2.0
-#: So long everybody waits without noticing much of it, whatever their prompt takes.
+#: A wait that users hardly notice, whatever their prompt takes.
 MOMENT_S = 0.15
 
 
@@ -72,7 +72,7 @@ class SequenceView:
     started: bool  # its first token has been sampled
     credit: int  # free places in its stream; 0 means its reader is behind
     arrived: float  # seconds, engine clock
-    client: int = 0  # who sent it
+    client: int = 0  # the sender
     first_token_at: float | None = None
     last_token_at: float | None = None
     target_ttft_s: float | None = None  # what its application asked for
@@ -84,18 +84,18 @@ class SequenceView:
     pays_for_drafts: bool = True  # a tick may take longer for its guesses
     scored: int = 0
     within: tuple[int, ...] = ()  # whose shares `client` divides, the outermost first
-    awaits: Awaits = "tokens"  # in the interactive lane; nobody waits for anything in the other
+    awaits: Awaits = "tokens"  # of the interactive lane; background requests have no reader
     first: FirstToken | None = None  # of its prompt, in the interactive lane; None: unknown
     waited_by: tuple[FirstToken, ...] = ()  # of those that wait for what they share with it
 
     @property
     def path(self) -> tuple[int, ...]:
-        """Everybody whose share of machine time it uses, the outermost first; the numbers are unique."""
+        """The nodes whose share of machine time it uses, outermost first; the numbers are unique."""
         return (*self.within, self.client)
 
     @property
     def read(self) -> bool:
-        """Whether somebody reads its tokens as they come."""
+        """Whether its tokens are read as they come."""
         return self.lane == "interactive" and self.awaits == "tokens"
 
     @property
@@ -120,7 +120,7 @@ class SequenceView:
 
     @property
     def protected(self) -> bool:
-        """Whether it is a stream that somebody reads and keeps up with."""
+        """Whether it is a stream whose reader keeps up."""
         ready = self.started and self.credit > 0 and self.read
         return ready and self.pending - self.drafted == 1
 
@@ -137,7 +137,7 @@ class SequenceView:
 
 
 def is_prompt(view: SequenceView) -> bool:
-    """Whether it is an interactive request whose first token somebody waits for."""
+    """Return whether it is an interactive request without a running answer."""
     return view.lane == "interactive" and not view.decoding
 
 
@@ -156,7 +156,7 @@ class Waiting:
 
     key: int
     lane: Lane
-    client: int  # who sent it: peers share fairly among clients
+    client: int  # the sender: peers share fairly among clients
     cells: int
     passed_over: int  # how often a later arrival was admitted before it
     arrived: float
@@ -183,7 +183,7 @@ class Holder:
     `cells` are reserved for it. `computed` tokens would be computed again after a preemption. It
     has been parked for `parked_s`, 0 if its reader keeps up. With tenure (:mod:`uma_trio.policy.floor`) its
     prompt took `unearned_s` longer to compute than its answer has, since it has this slot. It `yields` if it is
-    an answer that nobody reads as it comes, and has kept its slot so far. `due` is that of the first token of an interactive
+    an answer that is not read as it comes, and has kept its slot so far. `due` is that of the first token of an interactive
     prompt of which nothing was computed yet.
     """
 
@@ -332,7 +332,7 @@ class Memory:
 class SchedulerState:
     """All inputs of a plan. The same state gives the same plan.
 
-    `charges` are seconds of machine time beside ticks, by who shares it, that `memory` does not include
+    `charges` are seconds of machine time beside ticks, by node of the shares, that `memory` does not include
     yet. `measured` are the ticks that `memory` has not learnt from yet, oldest first; usually one,
     the previous tick. A `prepared` state is made while that tick is computed: `now` and the
     sequences are those that its plan predicts, and its measurement comes with a later state.
@@ -347,7 +347,7 @@ class SchedulerState:
     contract: Contract = field(factory=Contract)
     traffic: Traffic | None = None
     n_rows: int = sys.maxsize  # logits rows that a batch may ask for, ballast included
-    spare_rows: int = 0  # those of them that nobody can ask for: ballast may
+    spare_rows: int = 0  # those of them that only ballast may use
     empty_cells: int = sys.maxsize  # of the KV cache, reserved ones that hold nothing yet included
     # Cells that a tick spans, where these sequences hold fewer or more.
     high_water: int | None = None
@@ -406,7 +406,7 @@ class AdmissionState:
     """All inputs of admission: the waiting requests, the running ones, and the free room.
 
     `bucket_s` is the machine time that background work is owed (:mod:`uma_trio.policy.floor`), and
-    `used_s` what each has used who shares it (:mod:`uma_trio.policy.fairness`).
+    `used_s` the seconds used by each node (:mod:`uma_trio.policy.fairness`).
     """
 
     waiting: tuple[Waiting, ...]

@@ -34,7 +34,7 @@ class Tuning:
     many_newcomers: float = 0.2
     #: that part is smoothed over so long
     newcomers_over_s: float = 5.0
-    #: the longest tick that nobody reads: a tenth of a second is immediate (Miller 1968, Nielsen 1993)
+    #: the longest tick without readers: a tenth of a second is immediate (Miller 1968, Nielsen 1993)
     unread_s: float = 0.1
     #: readers wait for prompts of at most so many tokens that came first; with 512, ITL p95 was 3.5 x for 1.9 x
     together_tokens: int = 64

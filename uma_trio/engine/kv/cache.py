@@ -103,7 +103,7 @@ class PrefixCache:
         self.tokens_saved = 0
         self.usage = NamespaceUse()
         self._promoted: dict[int, Lane] = {}  # leaders of persons, by what their own lane is
-        self._waited_for: set[int] = set()  # leaders who are due when their followers are
+        self._waited_for: set[int] = set()  # leaders that are due when their followers are
 
     # --- a request comes ---
 
@@ -194,7 +194,7 @@ class PrefixCache:
         """Yield those that a request may wait for or share with.
 
         None that waits for another itself: that one may come to wait for this request, when it is
-        preempted and begins anew, and there would be no end to it.
+        preempted and begins again, and neither would ever end.
         """
         return (other for other in running.values() if not self._is_follower(other))
 
@@ -300,7 +300,7 @@ class PrefixCache:
         """Let a request go on from what its slot holds, if that is whole."""
         backend, slot, window = self._backend, sequence.slot, self._limits.window
         # The last token has the logits. Without flash attention one row alone is summed in another order than
-        # two (docs/REPRODUCIBILITY.md); who shares with a running request is not alone.
+        # two (docs/REPRODUCIBILITY.md); a request that shares with a running one is not alone.
         alone = self._limits.whole_cache and source in ("leaf", "saved", "disk")
         n = min(n, sequence.known - 1 - alone)
         if n and backend.kv_length(slot) > n:
@@ -393,9 +393,9 @@ class PrefixCache:
                 leader.move_to("interactive")
 
     def _inherit(self, running: Mapping[int, Sequence]) -> None:
-        """Let leaders be due when the first of those is who wait for them.
+        """Let leaders be due when the first of their followers is.
 
-        Who waits has less to compute, and is due earlier: others that are due between the two would hold up both.
+        A follower has less to compute, and is due earlier: requests that are due between the two would delay both.
         """
         firsts: dict[int, tuple[FirstToken, ...]] = {}
         for blocked in self.blocked.values():

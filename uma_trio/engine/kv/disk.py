@@ -44,7 +44,7 @@ _LEARNS: Final = 0.1
 
 
 class _Index(PageStore):
-    """Which pages are in files. The names of those that were dropped are in `gone` until somebody removes the files."""
+    """Which pages are in files. The names of those that were dropped are in `gone` until the files are removed."""
 
     def __init__(self, budget: int) -> None:
         super().__init__(budget, time.monotonic, most_pages=MOST_FILES, ghosts=False)
@@ -133,7 +133,7 @@ class PrefixDisk:
     """All pages in the files of a folder, at most `budget` bytes. :meth:`close` it.
 
     `credentials` has the secret text by which each principal is known that has one: what "key 0" is changes with the
-    file of keys. Pages of principals that are somebody else after a restart are not written.
+    file of keys. Pages of principals whose name changes with a restart are not written.
 
     Raises:
         OSError: the folder cannot be used.
@@ -415,7 +415,7 @@ class PrefixDisk:
             )
 
     def _whose(self, principal: str) -> str | None:
-        """Return what a principal is called in files; None if it may be somebody else after a restart."""
+        """Return what a principal is called in files; None if that may be another one after a restart."""
         if principal in self._credentials:
             return self._credentials[principal]
         return principal if principal.startswith("uid ") else None

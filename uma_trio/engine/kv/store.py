@@ -102,7 +102,7 @@ class PageStore:
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Of whom there are pages, or it is remembered that there were."""
+        """The namespaces with pages, or with evicted ones that are remembered."""
         return frozenset([*self.trie.namespaces, *(g.namespace for g in self._ghosts.values())])
 
     @property
@@ -239,7 +239,7 @@ class PageStore:
         return last
 
     def _over_share(self) -> frozenset[Path]:
-        """Return who holds more than their part of the budget, when several hold any.
+        """Return the owners of more than their part of the budget, when several hold any.
 
         The budget is divided among principals, and the part of each among its programs.
         """

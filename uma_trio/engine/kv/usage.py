@@ -11,7 +11,7 @@ from uma_trio.policy.fairness import Path
 
 #: Namespaces whose use is counted, the latest; a salt makes one, so that there could be any number.
 MOST_NAMESPACES: Final = 1024
-#: Clients of whom it is known how much of their prompts was there, the latest.
+#: Clients whose share of cached prompt tokens is counted, the latest.
 MOST_CLIENTS: Final = 1024
 #: What part of a beginning is used again: 54 to 62 % of tokens in traces of chats and programs (Alibaba,
 #: ATC 2025). It counts as much as so many prompts of a client, of which the latest count.
@@ -37,7 +37,7 @@ class NamespaceUse:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """Of whom something is counted."""
+        """The namespaces with counts."""
         return tuple(self._by_namespace)
 
     def of(self, namespace: str) -> Use:

@@ -73,7 +73,7 @@ WARM_S, MOST_WARM = 0.02, 40
 # Two shapes, so often in turn and then each by itself: what that costs more than this part of a
 # token is no noise (an H200 shows a quarter). Where it costs, graphs are captured, and so many
 # decodes of a shape come first that do not count: on CUDA one launches each kernel, one captures.
-# llama.cpp builds its graph anew for a new shape on any machine; of a tiny model that is a fifth of
+# llama.cpp builds its graph again for a new shape on any machine; of a tiny model that is a fifth of
 # a token, and yet only a tenth of a millisecond.
 IN_TURN, BY_ITSELF, NOTICED, UNCOUNTED = 3, 4, 0.12, 2
 LEAST_RECAPTURE_S = 0.0002
@@ -206,7 +206,7 @@ class Calibration:
         token_s = min(alone[-(len(alone) // 2) :])
         two_s, one_s = self._in_turn()
         if one_s > (1.0 + NOTICED) * token_s:
-            # Or somebody else was at work just now.
+            # Or another program ran just now.
             two_s, one_s = map(min, (two_s, one_s), self._in_turn())
         if not self._captures or one_s <= (1.0 + NOTICED) * token_s:
             # One sample each: a second one, from another time, may find the machine quicker or slower.

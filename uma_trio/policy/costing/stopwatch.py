@@ -13,8 +13,7 @@ from attrs import define, field, frozen
 
 from uma_trio.backend.base import Backend, DecodeStatus, IntArray
 
-# Two figures that differ by no more than this part agree. Who found no two that agree in so many
-# has to do with the least.
+# Two figures that differ by no more than this part agree. If none of so many agree, the least is used.
 AGREEMENT, PATIENCE = 0.08, 5
 # A sample is the quickest of the decodes that fit into this: one, unless the model is tiny.
 SAMPLE_S, MOST_IN_SAMPLE = 0.004, 8
@@ -159,7 +158,7 @@ class Stopwatch:
         began = self._clock()
         status = self._backend.decode(at)
         if status == DecodeStatus.OK:
-            # A GPU computes until somebody looks.
+            # A GPU computes until the logits are read.
             self._backend.logits(at if every else len(shares))
         took = max(LEAST_S, self._clock() - began)
         if status == DecodeStatus.ABORTED:

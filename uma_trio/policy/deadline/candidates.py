@@ -24,7 +24,7 @@ BURST = 16
 
 
 class Candidates:
-    """Sequences in the order of who is next, and what serving the first tokens adds to a tick.
+    """Sequences in the order in which they are served, and what serving the first tokens adds to a tick.
 
     Each can use what is due of the first `within` tokens that are computed for it.
     """
@@ -61,7 +61,7 @@ class Candidates:
         return self.tick.plus(*self.adds(n)) if n else self.tick
 
     def shares(self, n: int) -> list[tuple[SequenceView, int]]:
-        """Return who gets how many of `n` tokens: each as many as it can use."""
+        """Return how many of `n` tokens each sequence gets: as many as it can use."""
         line = zip(self.views, self._uses, self._ends, strict=False)
         return [(view, min(uses, n - begin)) for view, uses, begin in line if begin < n]
 
@@ -69,11 +69,10 @@ class Candidates:
 def candidates(
     state: SchedulerState, plan: Plan, cost: CostModel
 ) -> tuple[list[SequenceView], list[SequenceView]]:
-    """Return the interactive prompts by their deadlines, and everyone else by need.
+    """Return the interactive prompts by their deadlines, and all other work by need.
 
-    Among the others decoders go first whose burst is not over, then whoever had least machine time;
-    background prompts stand together and take turns, of one client the oldest first. With nobody to
-    protect, background decoders go before background prompts.
+    Among the others decoders go first whose burst is not over, then the client with least machine time;
+    background prompts stand together and take turns, of one client the oldest first. Without readers background decoders go before background prompts.
     """
     if len(plan.items) + len(plan.skipped) == len(state.sequences):
         return [], []
@@ -98,7 +97,7 @@ def leading_lane(state: SchedulerState, plan: Plan) -> Lane:
 def _need(
     state: SchedulerState, plan: Plan, cost: CostModel, rest: Sequence[SequenceView]
 ) -> Callable[[SequenceView], tuple[float, ...]]:
-    """Return what orders everyone else: who needs the tick most comes first."""
+    """Return the sort key of all other work: most urgent first."""
     turn = turn_s(cost, state.n_batch)
     used = standing(state, plan, turn)
     left: dict[int, float] = {}  # of the turn of each client's oldest prompt

@@ -201,7 +201,7 @@ def longest_s(state: SchedulerState, plan: Plan, plain_s: float) -> float:
     views = [state.views[item.key] for item in plan.items]
     readers = [view for view in views if view.protected]
     if not readers:
-        return plan.limit.seconds  # infinite, but for who waits for a first word
+        return plan.limit.seconds  # infinite, unless a first token is waited for
     if len(readers) < len(plan.items):
         return max(plain_s, plan.limit.seconds)
     contract, own = state.contract, all(v.drafted and v.pays_for_drafts for v in readers)

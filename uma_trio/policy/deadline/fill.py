@@ -50,7 +50,7 @@ FINEST = 0.02
 FULL, WORTH_A_CHANGE = 0.9, 0.7
 # Decoders get ticks of their own once they lag by one part in so many of a turn.
 DECODER_TURNS = 16
-# Where nobody reads, a tick that can be aborted takes at most so long: a request that arrives in its second half waits for up
+# Without readers, a tick that can be aborted takes at most so long: a request that arrives in its second half waits for up
 # to 0.3 s of it. One that cannot may take so long if shorter ones compute prompts at a lower rate.
 ABORTABLE_S, DEEP_S = 1.0, 0.3
 STEEPEST = 2.0  # no stair goes down by more than half: beyond this none is within the limit
@@ -62,7 +62,7 @@ def fitting(
     """Return the seconds of the tick by how many tokens are added to it, where within `limit_s`.
 
     Sizes fill the tick up to a known size, or take all `most` that there are; none goes beyond
-    the largest size: nobody knows what it takes, and who comes meanwhile waits for it. Only a tick
+    the largest size: its time is unknown, and arriving requests wait for it. Only a tick
     of all `most` is priced with ballast: any other can have useful rows in its place.
     """
     total, endless = line.tick.tokens, math.isinf(limit_s)
@@ -108,7 +108,7 @@ TOO_LONG = "no tick with it is short enough for the readers"
 
 
 def fill_tick(state: SchedulerState, plan: Plan) -> Plan:
-    """Add what the limit allows: prompts whose first token is waited for, then everyone else."""
+    """Add what the limit allows: prompts whose first token is waited for, then all other work."""
     cost = plan.memory.cost
     if cost is None:
         return plan
@@ -182,7 +182,7 @@ def _unread(
     prompts: list[SequenceView],
     rest: list[SequenceView],
 ) -> list[_Line]:
-    """Fill a tick that nobody reads: the lane whose turn it is, and what makes that no longer.
+    """Fill a tick without readers: the lane whose turn it is, and what makes that no longer.
 
     Answers whose end is waited for ride along with prompts, and have ticks of their own as far as they
     are owed some.
@@ -218,7 +218,7 @@ def _unread(
 
 
 def _unread_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates) -> int:
-    """Return how many tokens of a line to compute where nobody reads.
+    """Return how many tokens of a line to compute without readers.
 
     A tick that can be aborted is as long as it needs to be for the best rate. Others are brief, or take up to `DEEP_S` if
     prompts at their depth are computed at a lower rate in shorter ones.
@@ -250,7 +250,7 @@ def _unread_size(state: SchedulerState, cost: CostModel, limit: Limit, line: Can
 def _in_turn(
     state: SchedulerState, plan: Plan, cost: CostModel, rest: list[SequenceView]
 ) -> list[SequenceView]:
-    """Return who may share the tick: decoders alone, as long as they are owed ticks.
+    """Return the sequences that may share the tick: decoders alone, as long as they are owed ticks.
 
     A large tick that carries prompts gives each decoder one token. Decoders whose clients had
     less machine time than clients with prompts get ticks of their own, a burst at a time.
@@ -272,11 +272,13 @@ def _items(shares: Sequence[tuple[SequenceView, int]], reason: str) -> list[Plan
 
 def _in_slack(shares: Sequence[tuple[SequenceView, int]], limit: Limit) -> list[PlanItem]:
     return [
-        item for view, n in shares for item in _items([(view, n)], f"{_who(view)}: {limit.reason}")
+        item
+        for view, n in shares
+        for item in _items([(view, n)], f"{_kind_of(view)}: {limit.reason}")
     ]
 
 
-def _who(view: SequenceView) -> str:
+def _kind_of(view: SequenceView) -> str:
     if view.lane == "background":
         return "background"
     return "rest of a prompt" if is_prompt(view) else "answer"
@@ -294,7 +296,7 @@ def _newcomers_size(state: SchedulerState, cost: CostModel, limit: Limit, line: 
 def _size(
     state: SchedulerState, cost: CostModel, limit: Limit, line: Candidates
 ) -> tuple[int, str, bool]:
-    """Return how many tokens of everyone else to compute, why others get none, and if it `saves`."""
+    """Return how many tokens of all other work to compute, why others get none, and if it `saves`."""
     most, spare = min(line.demand, state.n_batch - line.tick.tokens), state.spare_rows
     recapture_s, capture_s = cost.scale * cost.recapture_s, cost.scale * cost.capture_s
     if limit.grant:

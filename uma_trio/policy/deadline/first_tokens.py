@@ -81,7 +81,7 @@ def short_first(state: SchedulerState, order: Sequence[SequenceView]) -> list[Se
 
 
 def _sender(state: SchedulerState, view: SequenceView) -> int:
-    """Return who sent a prompt: its principal, or its program where all are of one principal."""
+    """Return the sender of a prompt: its principal, or its program where all are of one principal."""
     return view.path[0] if state.first_tokens.level == 0 else view.path[-2:][0]
 
 

@@ -10,7 +10,7 @@ is due. A tick may take as long as the least slack of all readers, less a margin
 Exceptions, in this order:
 
 - an isolated tick, without other work, after many mixed ones: it measures solo;
-- no limit for readers who came with others: a reader has no deadline while a short prompt waits that arrived before
+- no limit for readers that arrived together with others: a reader has no deadline while a short prompt waits that arrived before
   the reader's first token, since prompts that wait together are computed together;
 - more time beside few newcomers: a token may be shown `startup_cap` or `pause_cap` times solo after the one before it,
   as long as newcomers use little of the machine;
@@ -51,7 +51,7 @@ from uma_trio.policy.tuning import Tuning
 CAPTURED_TURN = (1000, 4)
 # The largest mean error of predictions that is assumed: beyond it the model is not trusted at all.
 MOST_ERROR = 0.25
-# Tokens are still held so long after other work: who asks again and again is away for a moment.
+# Tokens are held for so long after other work: a client that sends one request after another pauses between them.
 LINGER_S = 0.5
 
 
@@ -73,12 +73,12 @@ def next_turn(guard: GuardMemory, tuning: Tuning, *, captured: bool) -> tuple[Gu
 
 
 def room_alone(state: SchedulerState, streams: int) -> int:
-    """Return how many ballast rows there would be with nobody but so many streams."""
+    """Return how many ballast rows there would be with `streams` streams alone."""
     return state.spare_rows + len(state.sequences) - streams if state.spare_rows else 0
 
 
 def alone_s(cost: CostModel, streams: Sequence[SequenceView], spare_rows: int) -> float:
-    """Return the seconds of a tick of nothing but `streams`, in a context that holds nobody else."""
+    """Return the seconds of a tick of nothing but `streams`, in a context without other sequences."""
     context_cells = sum([view.computed for view in streams])
     _, seconds = ballast_for(
         cost, Work(len(streams), len(streams), context_cells, context_cells), spare_rows
@@ -118,12 +118,10 @@ def late_caps(
     )
 
 
-def who_waits_for_nobody(
-    state: SchedulerState, readers: Sequence[SequenceView]
-) -> Sequence[SequenceView]:
-    """Return the readers for whom nobody waits who came before their first token with a short prompt.
+def bound_readers(state: SchedulerState, readers: Sequence[SequenceView]) -> Sequence[SequenceView]:
+    """Return the readers that have deadlines: no short prompt waits that arrived before their first token.
 
-    A reader that had its first token `startup_s` ago waits for nobody any more.
+    A reader that had its first token `startup_s` ago has one in any case.
     """
     most = state.contract.newcomer_tokens
     came = [
@@ -138,7 +136,7 @@ def who_waits_for_nobody(
 
 
 def unread_limit(state: SchedulerState, guard: GuardMemory, cost: CostModel | None) -> Limit:
-    """Return the limit of a tick that nobody reads."""
+    """Return the limit of a tick without readers."""
     if cost is None:
         return NO_LIMIT
     brief_s = cost.tuning.unread_s
@@ -174,7 +172,7 @@ def set_slack(state: SchedulerState, plan: Plan) -> Plan:
     parts = parts_with_drafts(state, plan, cost)
     if parts != plan.memory.drafted_parts:
         plan = evolve(plan, memory=evolve(plan.memory, drafted_parts=parts))
-    bound = who_waits_for_nobody(state, readers)
+    bound = bound_readers(state, readers)
     if not bound:
         brief_s = cost.tuning.unread_s
         limit = evolve(NO_LIMIT, reason=PROMPTS_FIRST, solo_s=solo, brief_s=brief_s)
@@ -189,7 +187,7 @@ def set_slack(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def reading(state: SchedulerState) -> tuple[SequenceView, ...]:
-    """Return the streams that somebody reads: what they show next is due at some time.
+    """Return the streams with a reader: what they show next is due at some time.
 
     Those are the protected ones, and those without credit that hold tokens which are not due yet.
     """
@@ -230,7 +228,7 @@ def note_interval(state: SchedulerState, guard: GuardMemory) -> GuardMemory:
             moves = min(1.0, max(took_s, known_s) / max(state.contract.playout_s, took_s))
             interval_s = known_s + moves * (took_s - known_s)
         else:
-            interval_s = 0.0  # nobody read
+            interval_s = 0.0  # no reader
     return guard if interval_s == guard.interval_s else evolve(guard, interval_s=interval_s)
 
 
@@ -289,7 +287,7 @@ def _with(plan: Plan, limit: Limit, guard: GuardMemory) -> Plan:
 def pace_streams(state: SchedulerState, plan: Plan) -> Plan:
     """Say how far apart the tokens of each stream are shown."""
     guard, solo_s = plan.memory.guard, plan.limit.solo_s
-    # A prompt that nobody reads beside is company for nobody: it may be the reader's own.
+    # Without a reader there is no company to hold tokens for: a prompt may be the reader's own.
     if state.best_effort and solo_s > 0:
         guard = evolve(guard, company_at=state.now)
         plan = evolve(plan, memory=evolve(plan.memory, guard=guard))
