@@ -22,6 +22,7 @@ from uma_trio.api.anthropic import messages as messages_input
 from uma_trio.api.anthropic.endpoint import Messages
 from uma_trio.api.api import Api
 from uma_trio.api.bodies import document_of
+from uma_trio.api.context import Context
 from uma_trio.api.headers import origin_of
 from uma_trio.api.llama.completion import Completion
 from uma_trio.api.ollama.endpoint import OllamaChat, OllamaGenerate
@@ -34,7 +35,7 @@ from uma_trio.http.connection import Connection
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
 from uma_trio.http.router import Route, Router
-from uma_trio.http.settings import Settings, Shared
+from uma_trio.http.settings import ServerContext, Settings
 from uma_trio.observe.metrics import Metrics
 from uma_trio.service.checks import Bounds
 from uma_trio.service.fair import Answer
@@ -63,16 +64,16 @@ class _Faults:
         raise AssertionError(event)
 
 
-async def _echo(exchange: Exchange, shared: Shared) -> Reply:
+async def _echo(exchange: Exchange) -> Reply:
     """Read a body as the text endpoints do, up to what is asked of the engine."""
     with exchange.body() as data:
-        document = document_of(data, shared.limits())
-    origin = origin_of(exchange, shared, "fuzzed")
+        document = document_of(data, _CONTEXT.limits())
+    origin = origin_of(exchange, _CONTEXT, "fuzzed")
     for api in _APIS:
         needed = {field.name: "x" for field in api.spec.fields if field.required}
         decoded = api.decode(needed | document, strict=False)
-        body = await api.tokenised(decoded.body, shared)
-        api(decoded._replace(body=body), exchange.head, shared, origin).asks()
+        body = await api.tokenised(decoded.body, _CONTEXT)
+        api(decoded._replace(body=body), exchange.head, _CONTEXT, origin).asks()
     if "tools" in document:
         messages_input.tools_of(document["tools"], _aside)
         responses_input.tools_of(document["tools"], _aside)
@@ -85,7 +86,7 @@ def _aside(name: str) -> None:
         raise AssertionError(f"{name!r} cannot be in a header")
 
 
-async def _well(exchange: Exchange, shared: Shared) -> Reply:
+async def _well(_exchange: Exchange) -> Reply:
     """Answer."""
     return Reply(200, b"{}")
 
@@ -116,6 +117,13 @@ def _service() -> Service:
 
 
 _SERVICE = _service()
+_CONTEXT = Context(
+    settings=Settings(max_prompt_bytes=4096),
+    service=_SERVICE,
+    name="fuzz",
+    started=0,
+    run_blocking=_at_once,
+)
 _ROUTER = Router((Route("POST", "/echo", _echo), Route("GET", "/health", _well, access="open")))
 
 
@@ -144,19 +152,20 @@ async def _converse(pieces: list[bytes]) -> bytes:
     """Send the pieces one by one, each when the one before is dealt with; return what came back."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    settings = Settings(max_prompt_bytes=4096)
-    shared = Shared(
+    settings = _CONTEXT.settings
+    context = ServerContext(
         settings=settings,
-        service=_SERVICE,
         log=_Faults(),
         name="fuzz",
         bodies=settings.bodies(),
         answers=settings.answers(),
-        started=0,
         run_blocking=_at_once,
+        thread_share=_SERVICE.thread_share,
+        queries=_SERVICE.questions,
+        metrics=_SERVICE.telemetry,
     )
     connection = Connection(
-        Transport(theirs), shared, _ROUTER, Principal(connection=1), by_socket=True
+        Transport(theirs), context, _ROUTER, Principal(connection=1), by_socket=True
     )
     said = bytearray()
     async with trio.open_nursery() as nursery:
@@ -171,7 +180,7 @@ async def _converse(pieces: list[bytes]) -> bytes:
                 if not _received(ours, said):
                     break
         ours.close()
-    if shared.bodies.counted or shared.answers.counted:
+    if context.bodies.counted or context.answers.counted:
         raise AssertionError("memory of a body or an answer is still held")
     return bytes(said)
 

@@ -14,10 +14,11 @@ import trio
 from attrs import Factory, define, evolve, fields
 from net_kit import House, at_once, house
 
+from uma_trio.api.context import Context
 from uma_trio.api.routes import router
 from uma_trio.http.memory import ClientMemory
 from uma_trio.http.server import Server
-from uma_trio.http.settings import Settings, Shared
+from uma_trio.http.settings import ServerContext, Settings
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
@@ -206,22 +207,31 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
     names = {field.name for field in fields(Settings)}
     settings = Settings(**{k: v for k, v in options.items() if k in names})
     async with house(**{k: v for k, v in options.items() if k not in names}) as inner:
-        shared = Shared(
+        run_blocking = options.get("run_blocking", at_once)
+        handlers = Context(
             settings=settings,
             service=inner.service,
+            name="test",
+            started=1_700_000_000,
+            run_blocking=run_blocking,
+        )
+        context = ServerContext(
+            settings=settings,
             log=inner.log,
             name="test",
             bodies=settings.bodies(),
             answers=settings.answers(),
-            started=1_700_000_000,
-            run_blocking=options.get("run_blocking", at_once),
+            run_blocking=run_blocking,
+            thread_share=inner.service.thread_share,
+            queries=inner.service.questions,
+            metrics=inner.service.telemetry,
         )
 
         def who(sock: socket.socket, operator_uid: int) -> Principal:
             return daemon.who(sock, operator_uid)
 
-        server = Server(shared, router(), os.geteuid(), who)
-        daemon = HttpHouse(inner, server, shared.bodies, shared.answers)
+        server = Server(context, router(handlers), os.geteuid(), who)
+        daemon = HttpHouse(inner, server, context.bodies, context.answers)
         await inner.nursery.start(daemon.server.attend)
         try:
             yield daemon
@@ -231,5 +241,5 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
         await inner.until_idle()
         if daemon.server.n_connections:
             raise AssertionError("a connection is still there")
-        if shared.bodies.counted or shared.answers.counted:
+        if context.bodies.counted or context.answers.counted:
             raise AssertionError("memory of a body or an answer is still held")

@@ -19,7 +19,6 @@ from trio.testing import MockClock
 from uma_trio.backend.base import ModelError
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
 PROMPT = "x" * 300
@@ -149,7 +148,7 @@ async def test_a_document_of_any_length_comes_whole(
 ) -> None:
     document = json.dumps("x" * n_bytes).encode()
 
-    async def load(exchange: Exchange, shared: Shared) -> Reply:
+    async def load(exchange: Exchange) -> Reply:
         exchange.expect_document()
         await trio.sleep(40)
         return Reply(200, document)

@@ -26,6 +26,7 @@ from uma_trio.api.bodies import (
     take,
     would_be_ignored,
 )
+from uma_trio.api.context import Context
 from uma_trio.api.headers import awaits_of, lane_of, origin_of, session_of, targets_of
 from uma_trio.api.llama.settings import generation_settings
 from uma_trio.api.loading import (
@@ -45,7 +46,6 @@ from uma_trio.engine.messages import SamplingParams
 from uma_trio.http import sse
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Headers, Reply
-from uma_trio.http.settings import Shared
 from uma_trio.http.writing import written
 from uma_trio.service.ask import (
     Ask,
@@ -86,16 +86,16 @@ class Api(ABC, Generic[B]):
     telling: ClassVar[LoadTelling] = EVENTS
     tells_loading: ClassVar[bool] = False
 
-    def __init__(self, decoded: Decoded[B], head: Head, shared: Shared, origin: Origin) -> None:
+    def __init__(self, decoded: Decoded[B], head: Head, context: Context, origin: Origin) -> None:
         self.body = decoded.body
         self.head = head
-        self.shared = shared
+        self.context = context
         self.origin = origin
         self.id = origin.name
         self.created = int(time.time())
         named = self.body.model
-        self.model = named or shared.served.bounds.model
-        self._required_model = named if shared.settings.strict else None
+        self.model = named or context.served.bounds.model
+        self._required_model = named if context.settings.strict else None
         self._ignored = [*decoded.ignored]
         self._texts: list[str] = []  # of the prompts, if an answer repeats them
 
@@ -106,7 +106,7 @@ class Api(ABC, Generic[B]):
         return found
 
     @classmethod
-    def without_model(cls, decoded: Decoded[B], shared: Shared, origin: Origin) -> Reply | None:
+    def without_model(cls, decoded: Decoded[B], context: Context, origin: Origin) -> Reply | None:
         """Return the reply to a request that needs no model; None if it needs one.
 
         Raises:
@@ -118,7 +118,7 @@ class Api(ABC, Generic[B]):
     @property
     def served(self) -> ServedModel:
         """The model of the request."""
-        return self.shared.served
+        return self.context.served
 
     @classmethod
     def load_telling(cls, body: B) -> LoadTelling | None:
@@ -131,7 +131,7 @@ class Api(ABC, Generic[B]):
     @property
     def room(self) -> int:
         """The longest answer, in tokens, in an empty context."""
-        return self.shared.served.bounds.n_ctx_seq
+        return self.context.served.bounds.n_ctx_seq
 
     @property
     def is_background(self) -> bool:
@@ -149,22 +149,22 @@ class Api(ABC, Generic[B]):
         Raises:
             Fault: this daemon is strict.
         """
-        if self.shared.settings.strict:
+        if self.context.settings.strict:
             raise would_be_ignored(name)
         self._ignored.append(name)
 
     @classmethod
-    async def tokenised(cls, body: B, shared: Shared) -> B:
+    async def tokenised(cls, body: B, context: Context) -> B:
         """Return the body with tokens in place of the texts that stand for them, and its prompts in a list.
 
         Raises:
             Fault: these texts are too many or too long.
         """
         if body.logit_bias is not None:
-            biases = await by_token(body.logit_bias, shared)
+            biases = await by_token(body.logit_bias, context)
             body = msgspec.structs.replace(body, logit_bias=biases)
         if cls.takes_ids:
-            prompts = await with_prompts(getattr(body, "prompt"), shared)  # noqa: B009 - of two Structs
+            prompts = await with_prompts(getattr(body, "prompt"), context)  # noqa: B009 - of two Structs
             body = msgspec.structs.replace(body, prompt=prompts)
         return body
 
@@ -195,7 +195,7 @@ class Api(ABC, Generic[B]):
             Refusal: the template refuses one.
         """
         if self.repeats_prompts:
-            self._texts = [await _text_of(ask, self.shared) for ask in asks]
+            self._texts = [await _text_of(ask, self.context) for ask in asks]
 
     def prompt_text(self, index: int) -> str:
         """Return the prompt of answer `index` as a text; "" if no answer repeats it."""
@@ -232,7 +232,7 @@ class Api(ABC, Generic[B]):
 
     def settings(self, ask: Ask) -> dict[str, Any]:
         """Return how an answer is computed, under llama-server's names."""
-        served = self.shared.served
+        served = self.context.served
         return generation_settings(
             ask.sampling,
             n_predict=served.bounds.max_tokens if ask.max_tokens is None else ask.max_tokens,
@@ -286,14 +286,14 @@ def sharing_of(body: TextBody) -> Sharing:
     return "user" if body.cache_salt is None else Salt(body.cache_salt)
 
 
-async def _text_of(ask: Ask, shared: Shared) -> str:
+async def _text_of(ask: Ask, context: Context) -> str:
     """Return a prompt as text, one of token ids in slices. Raises :class:`Refusal` if the template refuses it."""
-    prompt, served = ask.prompt, shared.served
+    prompt, served = ask.prompt, context.served
     if isinstance(prompt, Chat):
         return (await served.render(prompt)).text
     if isinstance(prompt, str):
         return prompt
-    return await run(shared, lambda: text_of_ids(prompt, served), in_thread=len(prompt) > FEW)
+    return await run(context, lambda: text_of_ids(prompt, served), in_thread=len(prompt) > FEW)
 
 
 class _Replied(Exception):
@@ -309,7 +309,7 @@ Choose = Callable[[Mapping[str, Any]], type[Api[Any]]]
 
 
 async def answered(
-    api: type[Api[Any]], exchange: Exchange, shared: Shared, choose: Choose | None = None
+    api: type[Api[Any]], exchange: Exchange, context: Context, choose: Choose | None = None
 ) -> Reply | None:
     """Answer a request as `api` does, or as what `choose` returns; whole or as a stream.
 
@@ -318,7 +318,7 @@ async def answered(
         Refusal: the service refuses it.
     """
     try:
-        async with _reading(api, exchange, shared, choose) as (request, asks):
+        async with _reading(api, exchange, context, choose) as (request, asks):
             return await _answered(request, asks, exchange)
     except ToldInStream:
         return None
@@ -328,43 +328,43 @@ async def answered(
 
 async def _answered(request: Api[Any], asks: Sequence[Ask], exchange: Exchange) -> Reply | None:
     """Answer a request whose model is loaded."""
-    shared, body = request.shared, request.body
+    context, body = request.context, request.body
     keep_alive = getattr(body, "keep_alive", None)
-    if not keeps_loaded(keep_alive, shared.service, request.origin.principal, body.model):
+    if not keeps_loaded(keep_alive, context.service, request.origin.principal, body.model):
         request.ignore("keep_alive")
     if not asks:
         return Reply(200, written(request.document((), ())), headers=request.headers)
     async with (
         _renaming(type(request)),
-        shared.service.generate(asks, request.origin, request.served) as found,
+        context.service.generate(asks, request.origin, request.served) as found,
     ):
         generations = found.generations
         await request.render_prompts(asks)
         headers = (*request.headers, *headers_of(generations))
         if body.stream:
-            await stream(exchange, shared, found, request.encoder(generations), headers)
+            await stream(exchange, context, found, request.encoder(generations), headers)
             return None
         exchange.expect_document(headers)
-        answers = await whole(shared, found)
+        answers = await whole(context, found)
 
     def write() -> bytes:
         return sse.unsplit(written(request.document(generations, answers)))
 
     is_long = request.is_long or sum(answer.weight for answer in answers) > MUCH
-    data = await run(shared, write, in_thread=is_long)
+    data = await run(context, write, in_thread=is_long)
     for generation in generations:
         generation.tell_of_calls()
     return Reply(200, data, headers=headers)
 
 
-async def counted(api: type[Api[Any]], exchange: Exchange, shared: Shared, **more: str) -> Reply:
+async def counted(api: type[Api[Any]], exchange: Exchange, context: Context, **more: str) -> Reply:
     """Answer with the number of tokens of a request's prompt, and `more`.
 
     Raises:
         Fault: the request is wrong.
         Refusal: the service would refuse it.
     """
-    async with _reading(api, exchange, shared, streams=False) as (request, asks), _renaming(api):
+    async with _reading(api, exchange, context, streams=False) as (request, asks), _renaming(api):
         n = await request.served.count_tokens(asks[0], request.origin)
     document = msgspec.json.encode({**more, "input_tokens": n})
     return Reply(200, document, headers=request.headers)
@@ -374,7 +374,7 @@ async def counted(api: type[Api[Any]], exchange: Exchange, shared: Shared, **mor
 async def _reading(
     api: type[Api[Any]],
     exchange: Exchange,
-    shared: Shared,
+    context: Context,
     choose: Choose | None = None,
     *,
     streams: bool = True,
@@ -387,17 +387,17 @@ async def _reading(
     def read(document: Mapping[str, Any]) -> tuple[type[Api[Any]], Decoded[TextBody]]:
         chosen = api if choose is None else choose(document)
         refuse_other_shapes(chosen.spec, document)
-        return chosen, chosen.decode(document, strict=shared.settings.strict)
+        return chosen, chosen.decode(document, strict=context.settings.strict)
 
-    taken = await take(exchange, shared, read, shared.limits(with_ids=api.takes_ids))
+    taken = await take(exchange, context, read, context.limits(with_ids=api.takes_ids))
     chosen, decoded = taken.value
     body = decoded.body
-    origin = origin_of(exchange, shared, f"{chosen.prefix}{shared.name}-{exchange.number}")
-    if (reply := chosen.without_model(decoded, shared, origin)) is not None:
+    origin = origin_of(exchange, context, f"{chosen.prefix}{context.name}-{exchange.number}")
+    if (reply := chosen.without_model(decoded, context, origin)) is not None:
         raise _Replied(reply)
     lane, telling = lane_of(body, exchange.head), chosen.load_telling(body) if streams else None
-    name = shared.service.with_adapters(body.model, adapters_of(body))
-    async with model_for(exchange, shared, name, origin, lane, telling) as found:
+    name = context.service.with_adapters(body.model, adapters_of(body))
+    async with model_for(exchange, context, name, origin, lane, telling) as found:
         tokenised = decoded._replace(body=await chosen.tokenised(body, found))
 
         def build() -> tuple[Api[Any], Sequence[Ask]]:

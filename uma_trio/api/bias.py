@@ -11,8 +11,8 @@ from collections import defaultdict
 from typing import Any, Final
 
 from uma_protocol.rules import MAX_INT32, FieldFault, Number, Text
+from uma_trio.api.context import Context
 from uma_trio.http.errors import invalid
-from uma_trio.http.settings import Shared
 
 MOST: Final = 1024
 _FEW: Final = 16  # texts, each with as many tokens as bytes
@@ -48,7 +48,7 @@ class Biases:
         return next((fault for fault in found if fault is not None), None)
 
 
-async def by_token(given: Any, shared: Shared) -> dict[int, float]:
+async def by_token(given: Any, context: Context) -> dict[int, float]:
     """Return biases as one number for each token id.
 
     Several entries of one token are summed, as llama-server does, and limited to ±100.
@@ -63,7 +63,7 @@ async def by_token(given: Any, shared: Shared) -> dict[int, float]:
         else [pair for each in given if (pair := _pair_of(each)) is not None]
     )
     keys = [key for key, _ in pairs]
-    texts = await shared.served.tokenize_each([key for key in keys if isinstance(key, str)])
+    texts = await context.served.tokenize_each([key for key in keys if isinstance(key, str)])
 
     def add_up() -> dict[int, float]:
         left = iter(texts)
@@ -73,7 +73,7 @@ async def by_token(given: Any, shared: Shared) -> dict[int, float]:
                 total[token] += -LIMIT if bias is False else _trimmed(bias)
         return {token: _trimmed(bias) for token, bias in total.items()}
 
-    by_id = await shared.run_blocking(add_up) if len(texts) > _FEW else add_up()
+    by_id = await context.run_blocking(add_up) if len(texts) > _FEW else add_up()
     if len(by_id) > MOST:
         raise invalid(
             "logit_bias", f"has {len(by_id)} tokens in its texts; at most {MOST} are taken"

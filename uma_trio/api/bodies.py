@@ -47,6 +47,7 @@ from uma_protocol.rules import (
 )
 from uma_protocol.schema import fields_of as schema_of
 from uma_trio.api import bias
+from uma_trio.api.context import Context
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.pieces import (
@@ -61,7 +62,6 @@ from uma_trio.http.pieces import (
     is_blank,
     is_small,
 )
-from uma_trio.http.settings import Shared
 from uma_trio.words import LANES, Lane
 
 T = TypeVar("T")
@@ -205,7 +205,7 @@ class Taken(Generic[T]):
 
 async def take(
     exchange: Exchange,
-    shared: Shared,
+    context: Context,
     read: Callable[[dict[str, Any]], T],
     within: JsonLimits | None = None,
 ) -> Taken[T]:
@@ -216,7 +216,7 @@ async def take(
     Raises:
         Fault: it is no JSON object, exceeds a limit, or `read` raises it.
     """
-    within = shared.limits() if within is None else within
+    within = context.limits() if within is None else within
     with exchange.body() as body:
         small = is_small(body)
         if small:
@@ -227,23 +227,23 @@ async def take(
         def work() -> T:
             return read(document_of(holder.pop(), within))
 
-        return Taken(await shared.run_blocking(work), is_long=True)
+        return Taken(await context.run_blocking(work), is_long=True)
 
 
 async def decode_body(
-    exchange: Exchange, shared: Shared, spec: BodySpec[B], within: JsonLimits | None = None
+    exchange: Exchange, context: Context, spec: BodySpec[B], within: JsonLimits | None = None
 ) -> B:
     """Return the body of a request. Raises :class:`Fault` as :func:`take` and :func:`decode`."""
-    strict = shared.settings.strict
+    strict = context.settings.strict
     taken = await take(
-        exchange, shared, lambda found: decode(spec, found, strict=strict).body, within
+        exchange, context, lambda found: decode(spec, found, strict=strict).body, within
     )
     return taken.value
 
 
-async def run(shared: Shared, work: Callable[[], T], *, in_thread: bool) -> T:
+async def run(context: Context, work: Callable[[], T], *, in_thread: bool) -> T:
     """Return what `work` returns, in a helper thread or here."""
-    return await shared.run_blocking(work) if in_thread else work()
+    return await context.run_blocking(work) if in_thread else work()
 
 
 # --- what the bodies of text requests have in common ---

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from uma_protocol.requests import MAX_INT32, about, limits
 from uma_trio.api.bodies import BodySpec, Decoded, KeepAlive, Model, decode, free, take
+from uma_trio.api.context import Context
 from uma_trio.api.encoding import encoder_for, refuse_without, width_of
 from uma_trio.api.tokens import ids_of, kinds_of
 from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 from uma_trio.service.embedding import EUCLID, Input, VectorRows, normalised
 
 _NUMBERS: Final = 8_192
@@ -91,41 +91,41 @@ EMBEDDING: Final = BodySpec(EmbeddingBody)
 OLLAMA_EMBED: Final = BodySpec(OllamaEmbedBody, ignored=("options",))
 
 
-async def embeddings(exchange: Exchange, shared: Shared) -> Reply:
+async def embeddings(exchange: Exchange, context: Context) -> Reply:
     """Return a vector of each text or list of token ids."""
-    refuse_without(shared, "vectors")
+    refuse_without(context, "vectors")
     bare = exchange.head.path == _BARE
 
     def read(found: Mapping[str, Any]) -> tuple[Decoded[Any], list[Input]]:
         is_native = bare and ("model" not in found or "content" in found)
-        return _decoded(EMBEDDING if is_native else EMBEDDINGS, found, shared)
+        return _decoded(EMBEDDING if is_native else EMBEDDINGS, found, context)
 
-    return await _answer(exchange, shared, read)
+    return await _answer(exchange, context, read)
 
 
-async def embedding(exchange: Exchange, shared: Shared) -> Reply:
+async def embedding(exchange: Exchange, context: Context) -> Reply:
     """Return a vector of each text or list of token ids, as llama-server does."""
-    refuse_without(shared, "vectors")
-    return await _answer(exchange, shared, lambda found: _decoded(EMBEDDING, found, shared))
+    refuse_without(context, "vectors")
+    return await _answer(exchange, context, lambda found: _decoded(EMBEDDING, found, context))
 
 
 def _decoded(
-    spec: BodySpec[Any], found: Mapping[str, Any], shared: Shared
+    spec: BodySpec[Any], found: Mapping[str, Any], context: Context
 ) -> tuple[Decoded[Any], list[Input]]:
-    decoded = decode(spec, found, strict=shared.settings.strict)
+    decoded = decode(spec, found, strict=context.settings.strict)
     name = "content" if "content" in found else "input"
     own = "content" if spec is EMBEDDING else "input"
     return decoded, _inputs(getattr(decoded.body, own), name)
 
 
-async def ollama_embed(exchange: Exchange, shared: Shared) -> Reply:
+async def ollama_embed(exchange: Exchange, context: Context) -> Reply:
     """Return a vector of each text, as Ollama does."""
-    return await _ollama(exchange, shared, "input")
+    return await _ollama(exchange, context, "input")
 
 
-async def ollama_embeddings(exchange: Exchange, shared: Shared) -> Reply:
+async def ollama_embeddings(exchange: Exchange, context: Context) -> Reply:
     """Return the vector of a text, as Ollama did before /api/embed."""
-    return await _ollama(exchange, shared, "prompt")
+    return await _ollama(exchange, context, "prompt")
 
 
 def as_text(value: Any, path: str) -> str:
@@ -137,14 +137,14 @@ def as_text(value: Any, path: str) -> str:
 
 async def _answer(
     exchange: Exchange,
-    shared: Shared,
+    context: Context,
     read: Callable[[Mapping[str, Any]], tuple[Decoded[Any], list[Input]]],
 ) -> Reply:
-    taken = await take(exchange, shared, read, shared.limits(with_ids=True))
+    taken = await take(exchange, context, read, context.limits(with_ids=True))
     decoded, inputs = taken.value
     body: EmbeddingsBody | EmbeddingBody = decoded.body
-    async with encoder_for(exchange, shared, decoded, "vectors") as by:
-        width = width_of(getattr(body, "dimensions", None), by.embedder, shared)
+    async with encoder_for(exchange, context, decoded, "vectors") as by:
+        width = width_of(getattr(body, "dimensions", None), by.embedder, context)
         found = await by.embedder.vectors(inputs, by.request, truncate=body.truncate)
 
     def write() -> bytes:
@@ -153,23 +153,23 @@ async def _answer(
         vectors = normalised(found.values[:, :width])
         return _openai(vectors, found, by.model, as_text=body.encoding_format != "base64")
 
-    return Reply(200, await shared.run_blocking(write), headers=by.headers(decoded))
+    return Reply(200, await context.run_blocking(write), headers=by.headers(decoded))
 
 
-async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
-    refuse_without(shared, "vectors")
-    clock = shared.service.clock
+async def _ollama(exchange: Exchange, context: Context, name: str) -> Reply:
+    refuse_without(context, "vectors")
+    clock = context.service.clock
     began = clock()
 
     def read(found: Mapping[str, Any]) -> tuple[Decoded[OllamaEmbedBody], list[Input]]:
-        decoded = decode(OLLAMA_EMBED, found, strict=shared.settings.strict)
+        decoded = decode(OLLAMA_EMBED, found, strict=context.settings.strict)
         value = getattr(decoded.body, name)
         return decoded, [] if value in ("", []) else _inputs(value, name)
 
-    decoded, inputs = (await take(exchange, shared, read)).value
+    decoded, inputs = (await take(exchange, context, read)).value
     body = decoded.body
-    async with encoder_for(exchange, shared, decoded, "vectors") as by:
-        width = width_of(body.dimensions, by.embedder, shared)
+    async with encoder_for(exchange, context, decoded, "vectors") as by:
+        width = width_of(body.dimensions, by.embedder, context)
         if not inputs:  # only the model is loaded
             nothing = (
                 {"embedding": []} if name == "prompt" else {"model": by.model, "embeddings": []}
@@ -189,7 +189,7 @@ async def _ollama(exchange: Exchange, shared: Shared, name: str) -> Reply:
         head = b'{"model":%b,"embeddings":[' % msgspec.json.encode(by.model)
         return head + b",".join(_written(vectors)) + b"]," + msgspec.json.encode(rest)[1:]
 
-    return Reply(200, await shared.run_blocking(write), headers=by.headers(decoded))
+    return Reply(200, await context.run_blocking(write), headers=by.headers(decoded))
 
 
 def _inputs(value: Any, name: str) -> list[Input]:

@@ -9,12 +9,12 @@ from typing import Any
 from attrs import field, frozen
 
 from uma_trio.api.bodies import Decoded, ignored_header, would_be_ignored
+from uma_trio.api.context import Context
 from uma_trio.api.headers import origin_of
 from uma_trio.api.loading import fault_of_end, keeps_loaded
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Headers
-from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Refusal
 from uma_trio.service.embedding import Embedder
 from uma_trio.service.encode_request import EncodeRequest, RequestEnded
@@ -36,10 +36,10 @@ class EncoderInUse:
         return ignored_header([*decoded.ignored, *self.set_aside])
 
 
-def refuse_without(shared: Shared, gives: Gives) -> None:
+def refuse_without(context: Context, gives: Gives) -> None:
     """Refuse a request for what no model of this daemon gives, before its body is read. Raises :class:`Fault`."""
     try:
-        shared.service.require(gives)
+        context.service.require(gives)
     except Refusal as refusal:
         why = refusal.message
         raise Fault(400, why, code="not_supported") from None
@@ -47,7 +47,7 @@ def refuse_without(shared: Shared, gives: Gives) -> None:
 
 @asynccontextmanager
 async def encoder_for(
-    exchange: Exchange, shared: Shared, decoded: Decoded[Any], gives: Gives
+    exchange: Exchange, context: Context, decoded: Decoded[Any], gives: Gives
 ) -> AsyncIterator[EncoderInUse]:
     """Return the model that a body names, once it is loaded; until the block ends it stays so, and the request is listed.
 
@@ -57,39 +57,39 @@ async def encoder_for(
         Fault: the request was ended meanwhile.
         Refusal: there is none, or it cannot be loaded.
     """
-    service, strict, name = shared.service, shared.settings.strict, decoded.body.model
-    origin = origin_of(exchange, shared, f"{gives}-{shared.name}-{exchange.number}")
+    service, strict, name = context.service, context.settings.strict, decoded.body.model
+    origin = origin_of(exchange, context, f"{gives}-{context.name}-{exchange.number}")
     request = EncodeRequest(service, origin)
     request.on_wait = exchange.expect_document
     try:
         async with request.encoder(gives, name, exact=strict) as embedder:
             found = EncoderInUse(embedder, request, name or embedder.name, service.clock())
-            _keep_loaded(found, shared, decoded.body)
+            _keep_loaded(found, context, decoded.body)
             request.on_accept = lambda: exchange.expect_document(found.headers(decoded))
             yield found
     except RequestEnded as ended:
         raise fault_of_end(ended.code, ended.message) from None
 
 
-def width_of(asked: int | None, embedder: Embedder, shared: Shared) -> int:
+def width_of(asked: int | None, embedder: Embedder, context: Context) -> int:
     """Return how many numbers of a vector are asked for; a strict daemon keeps all.
 
     Raises:
         Fault: it does not make so many.
     """
     most = embedder.info.width
-    if asked is not None and (asked > most or (shared.settings.strict and asked != most)):
+    if asked is not None and (asked > most or (context.settings.strict and asked != most)):
         raise invalid("dimensions", f"must be {most} for this model, or left out")
     return embedder.width(asked)
 
 
-def _keep_loaded(found: EncoderInUse, shared: Shared, body: Any) -> None:
+def _keep_loaded(found: EncoderInUse, context: Context, body: Any) -> None:
     """Keep the model for as long as the request says, where that is for its client to say."""
     keep_alive = getattr(body, "keep_alive", None)
     if keeps_loaded(
-        keep_alive, shared.service, found.request.origin.principal, found.request.model
+        keep_alive, context.service, found.request.origin.principal, found.request.model
     ):
         return
-    if shared.settings.strict:
+    if context.settings.strict:
         raise would_be_ignored("keep_alive")
     found.set_aside.append("keep_alive")

@@ -17,10 +17,10 @@ import trio
 from attrs import define, field
 
 from uma_trio import __version__
+from uma_trio.api.context import Context
 from uma_trio.http import sse
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 from uma_trio.observe.records import TickRecord
 from uma_trio.observe.view import RequestView, State, Viewer
 from uma_trio.service.ask import Refusal
@@ -45,7 +45,7 @@ _FIGURES: Final = (
 )
 
 
-async def events(exchange: Exchange, shared: Shared) -> Reply | None:
+async def events(exchange: Exchange, context: Context) -> Reply | None:
     """Stream what runs, what waits and why, and with `?ticks=1` every tick, as server-sent events.
 
     `?model=` chooses whose ticks and figures.
@@ -56,18 +56,18 @@ async def events(exchange: Exchange, shared: Shared) -> Reply | None:
     wants_ticks = head.query.get("ticks", "0") not in ("", "0")
     viewer = exchange.principal
     model = head.query.get("model")
-    watcher = Watcher(shared.of(model), viewer, wants_ticks=wants_ticks, model=model)
+    watcher = Watcher(context.of(model), viewer, wants_ticks=wants_ticks, model=model)
     watcher.resume(head.headers.get("last-event-id", ""))
     kind = (("Content-Type", sse.CONTENT_TYPE),)
     exchange.open(kind, lambda: sse.KEEP_ALIVE, sse.named(watcher.hello()))
-    questions = shared.service.questions
-    while not shared.service.draining:
+    questions = context.service.questions
+    while not context.service.draining:
         message = await questions.answer(viewer.counts_as, watcher.message)
         if message and not exchange.send(message):
             await exchange.sent()  # what happens meanwhile is not sent later
-        if watcher.is_quiet and not len(shared.service.directory):
+        if watcher.is_quiet and not len(context.service.directory):
             with trio.move_on_after(QUIET_S):
-                await shared.service.directory.wait_until_any()
+                await context.service.directory.wait_until_any()
     await exchange.close(b"")
     return None
 
@@ -79,7 +79,7 @@ class Watcher:
     Ticks and figures are those of one model: `model`, while it is loaded, or else the default one.
     """
 
-    shared: Shared
+    context: Context
     principal: Principal
     wants_ticks: bool = field(kw_only=True)
     model: str | None = field(kw_only=True)
@@ -95,10 +95,10 @@ class Watcher:
 
     def hello(self) -> dict[str, Any]:
         """Return the first message: what is watched, and as whom."""
-        served = self.shared.served
+        served = self.context.served
         return {
             "type": "hello",
-            "daemon": self.shared.name,
+            "daemon": self.context.name,
             "version": __version__,
             "model": served.bounds.model,
             "slots": served.slots,
@@ -109,12 +109,12 @@ class Watcher:
     def resume(self, last_event_id: str) -> None:
         """Go on behind the message with this id, if it was of this daemon's life; else from now on."""
         name, _, tick = last_event_id.rpartition("-")
-        if name == self.shared.name and tick.isascii() and tick.isdigit() and len(tick) < 16:
+        if name == self.context.name and tick.isascii() and tick.isdigit() and len(tick) < 16:
             self._tick = int(tick)
 
     async def message(self) -> bytes:
         """Return the next message; b"" if nothing has changed."""
-        service = self.shared.service
+        service = self.context.service
         viewer, state = service.observer.viewer(self.principal), await service.observer.state()
         served = self._watched()
         picture = _picture(service, state, viewer)
@@ -141,11 +141,11 @@ class Watcher:
         if latest is not None:
             self._tick = tick
         changed |= {"type": "picture", "at": round(at, 3), "tick": tick}
-        return b"id: %b-%d\n%b" % (self.shared.name.encode(), self._tick, sse.named(changed))
+        return b"id: %b-%d\n%b" % (self.context.name.encode(), self._tick, sse.named(changed))
 
     def _watched(self) -> ServedModel | None:
         """Return the model whose ticks and figures are told; None while it is not loaded."""
-        service = self.shared.service
+        service = self.context.service
         if self.model is None:
             return service.default
         with suppress(Refusal):
@@ -153,7 +153,7 @@ class Watcher:
         return None
 
     def _ticks(self, model: str, viewer: Viewer) -> dict[str, Any]:
-        view = self.shared.service.observer.view
+        view = self.context.service.observer.view
         ticks = view.ticks_after(model, self._tick, MOST_TICKS)
         columns: list[list[Any]] = []
         named: dict[str, str | None] = {}

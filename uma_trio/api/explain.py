@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from uma_protocol import Explain
+from uma_trio.api.context import Context
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Reply
-from uma_trio.http.settings import Shared
 from uma_trio.observe.explain import explanation, ticks_for
 from uma_trio.observe.sentences import sentences
 
@@ -18,12 +18,12 @@ MOST_TICKS = 256
 _DIGITS = 18
 
 
-async def explain(exchange: Exchange, shared: Shared) -> Reply:
+async def explain(exchange: Exchange, context: Context) -> Reply:
     """Return how the latest requests spent their time, or one of them (`?request=`), and why it waits."""
     head = exchange.head
     handle = _number(head, "request")
     ticks = _number(head, "ticks", MOST_TICKS)
-    observer, principal = shared.service.observer, exchange.principal
+    observer, principal = context.service.observer, exchange.principal
     found = await explanation(
         await observer.explain(handle, ticks_for(Explain(request=handle, ticks=ticks))),
         observer.viewer(principal),

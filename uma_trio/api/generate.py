@@ -16,6 +16,7 @@ from uma_protocol import (
     request_of,
 )
 from uma_trio.api.bodies import run, take
+from uma_trio.api.context import Context
 from uma_trio.api.headers import origin_of
 from uma_trio.api.loading import EVENTS, ToldInStream, model_for
 from uma_trio.api.streams import MUCH, Encoder, WholeAnswer, stream, whole
@@ -24,47 +25,46 @@ from uma_trio.http import sse
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 from uma_trio.service.answers import Answers, together
 from uma_trio.service.ask import Ask, Origin
 from uma_trio.uds.wire import Telling, ask_of, eos_event
 
 
-async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
+async def generate(exchange: Exchange, context: Context) -> Reply | None:
     """Answer a `generate` request of the protocol; it streams by default."""
-    limits = evolve(shared.limits(), depth=MAX_DEPTH)
-    name = f"generate-{shared.name}-{exchange.number}"
-    taken = await take(exchange, shared, lambda found: _asked(found, name), limits)
+    limits = evolve(context.limits(), depth=MAX_DEPTH)
+    name = f"generate-{context.name}-{exchange.number}"
+    taken = await take(exchange, context, lambda found: _asked(found, name), limits)
     asked, ask = taken.value
-    origin = origin_of(exchange, shared, asked.id)
+    origin = origin_of(exchange, context, asked.id)
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
     telling = EVENTS if asked.stream else None
-    model = shared.service.with_adapters(asked.model, ask.lora)
+    model = context.service.with_adapters(asked.model, ask.lora)
     try:
-        async with model_for(exchange, shared, model, origin, asked.priority, telling) as found:
+        async with model_for(exchange, context, model, origin, asked.priority, telling) as found:
             return await _answered(asked, ask, origin, exchange, found)
     except ToldInStream:
         return None
 
 
 async def _answered(
-    asked: Generate, ask: Ask, origin: Origin, exchange: Exchange, shared: Shared
+    asked: Generate, ask: Ask, origin: Origin, exchange: Exchange, context: Context
 ) -> Reply | None:
     """Answer a request whose model is loaded."""
-    async with shared.service.generate([ask], origin, shared.served) as answers:
+    async with context.service.generate([ask], origin, context.served) as answers:
         if asked.stream:
-            await stream(exchange, shared, answers, _Events(asked, answers, shared), ())
+            await stream(exchange, context, answers, _Events(asked, answers, context), ())
             return None
         exchange.expect_document()
-        every = await whole(shared, answers)
+        every = await whole(context, answers)
     tellings = [Telling(asked, generation) for generation in answers.generations]
 
     def write() -> bytes:
         return sse.unsplit(_document(asked, answers, tellings, every))
 
     much = sum(answer.weight for answer in every) > MUCH
-    return Reply(200, await run(shared, write, in_thread=much))
+    return Reply(200, await run(context, write, in_thread=much))
 
 
 def _document(
@@ -98,11 +98,11 @@ def _asked(document: dict[str, Any], name: str) -> tuple[Generate, Ask]:
 class _Events(Encoder):
     """The events of the protocol, each as it stands in a frame."""
 
-    def __init__(self, asked: Generate, answers: Answers, shared: Shared) -> None:
+    def __init__(self, asked: Generate, answers: Answers, context: Context) -> None:
         self._asked = asked
         self._handle = answers.handle
         self._tellings = [Telling(asked, generation) for generation in answers.generations]
-        self._text_of = shared.served.text_of
+        self._text_of = context.served.text_of
 
     def token(self, index: int, item: TokenOut) -> bytes:
         return _event(encode_event(self._tellings[index].token(item, self._text_of)))

@@ -8,11 +8,11 @@ from typing import Final
 
 from uma_protocol.requests import MAX_LABEL_BYTES
 from uma_trio.api.bodies import TextBody
+from uma_trio.api.context import Context
 from uma_trio.engine.messages import Targets
 from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head
-from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Origin
 from uma_trio.words import AWAITS, LANES, Awaits, Lane
 
@@ -59,9 +59,9 @@ def session_of(head: Head) -> str | None:
     return named
 
 
-def origin_of(exchange: Exchange, shared: Shared, name: str) -> Origin:
+def origin_of(exchange: Exchange, context: Context, name: str) -> Origin:
     """Return the origin of a request; `name` is its id in the answer."""
-    return Origin(principal=exchange.principal, door=shared.door, name=name, app=exchange.head.app)
+    return Origin(principal=exchange.principal, door=context.door, name=name, app=exchange.head.app)
 
 
 def _first_of(head: Head, names: Sequence[str]) -> float | None:

@@ -13,10 +13,10 @@ from typing import Final
 import trio
 from attrs import evolve, frozen
 
+from uma_trio.api.context import Context, fault_of_refusal
 from uma_trio.http import sse
-from uma_trio.http.errors import Fault, fault_of, fault_of_refusal
+from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.exchange import Exchange
-from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.loading import WaitsForModel
 from uma_trio.service.served import ServedModel
@@ -80,13 +80,13 @@ EVENTS: Final = LoadTelling(sse.CONTENT_TYPE, comment, _failed)
 @asynccontextmanager
 async def model_for(
     exchange: Exchange,
-    shared: Shared,
+    context: Context,
     name: str | None,
     origin: Origin,
     lane: Lane,
     telling: LoadTelling | None,
-) -> AsyncIterator[Shared]:
-    """Return `shared` for the model of this name once that is loaded; it stays so until the block ends.
+) -> AsyncIterator[Context]:
+    """Return `context` for the model of this name once that is loaded; it stays so until the block ends.
 
     With a `telling` the client is told meanwhile. Where it was, and there is no model, or the block raises before an
     answer has begun, the stream ends with the fault.
@@ -97,9 +97,9 @@ async def model_for(
         ToldInStream: one of these was told in the stream.
     """
     try:
-        served, end = await _loaded(exchange, shared, name, origin, lane, telling)
+        served, end = await _loaded(exchange, context, name, origin, lane, telling)
         try:
-            yield evolve(shared, named=served)
+            yield evolve(context, named=served)
         finally:
             end()
     except (Fault, Refusal) as error:
@@ -112,14 +112,14 @@ async def model_for(
 
 async def _loaded(
     exchange: Exchange,
-    shared: Shared,
+    context: Context,
     name: str | None,
     origin: Origin,
     lane: Lane,
     telling: LoadTelling | None,
 ) -> tuple[ServedModel, Callable[[], None]]:
     """Return the model once it is loaded, and what ends the use of it. Raises as :func:`model_for`."""
-    service = shared.service
+    service = context.service
     entry = service.entry(name, "text")
     if entry is None or entry.gives != "text" or not entry.wait:
         served = await service.ready(name, gives="text")

@@ -9,12 +9,12 @@ import msgspec
 
 from uma_protocol.requests import MAX_INT32, about, limits, text
 from uma_trio.api.bodies import BodySpec, Decoded, KeepAlive, Model, decode, free, take
+from uma_trio.api.context import Context
 from uma_trio.api.embeddings import as_text
 from uma_trio.api.encoding import encoder_for, refuse_without
 from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 
 _SLICE: Final = 1024
 _DOCUMENTS: Final = "a list of texts, or of objects with a `text`"
@@ -44,17 +44,17 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
 RERANK: Final = BodySpec(RerankBody, ignored=("max_tokens_per_doc", "rank_fields"))
 
 
-async def rerank(exchange: Exchange, shared: Shared) -> Reply:
+async def rerank(exchange: Exchange, context: Context) -> Reply:
     """Return documents by their score for a query, best first."""
-    refuse_without(shared, "scores")
+    refuse_without(context, "scores")
 
     def read(found: dict[str, Any]) -> tuple[Decoded[RerankBody], list[str]]:
-        decoded = decode(RERANK, found, strict=shared.settings.strict)
+        decoded = decode(RERANK, found, strict=context.settings.strict)
         return decoded, _documents(decoded.body)
 
-    decoded, documents = (await take(exchange, shared, read)).value
+    decoded, documents = (await take(exchange, context, read)).value
     body = decoded.body
-    async with encoder_for(exchange, shared, decoded, "scores") as by:
+    async with encoder_for(exchange, context, decoded, "scores") as by:
         found = await by.embedder.scores(body.query, documents, by.request, truncate=body.truncate)
 
     def write() -> bytes:
@@ -65,7 +65,7 @@ async def rerank(exchange: Exchange, shared: Shared) -> Reply:
         head = msgspec.json.encode({"model": by.model, "object": "list", "usage": used})[:-1]
         return head + b',"results":[' + b",".join(results) + b"]}"
 
-    return Reply(200, await shared.run_blocking(write), headers=by.headers(decoded))
+    return Reply(200, await context.run_blocking(write), headers=by.headers(decoded))
 
 
 def _written(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 
+from attrs import evolve
+
 from uma_protocol import Generate
 from uma_trio.api.anthropic.endpoint import CountTokens, Messages, count_tokens, messages
 from uma_trio.api.anthropic.errors import reply_to as messages_error
 from uma_trio.api.bodies import BodySpec
+from uma_trio.api.context import Context, fault_of_refusal
 from uma_trio.api.embeddings import (
     EMBEDDING,
     EMBEDDINGS,
@@ -55,13 +58,13 @@ from uma_trio.http.errors import native_error
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
 from uma_trio.http.page import page, to_page
-from uma_trio.http.router import Route, Router
-from uma_trio.http.settings import Shared
+from uma_trio.http.router import Handler, Route, Router
+from uma_trio.service.ask import Refusal
 
 SOCKET_GENERATE = BodySpec(Generate)
 
 
-async def _openapi(exchange: Exchange, shared: Shared) -> Reply:
+async def _openapi(exchange: Exchange, context: Context) -> Reply:
     """Return the OpenAPI document of all paths."""
     return Reply(200, _document())
 
@@ -129,6 +132,19 @@ ROUTES = (
 )
 
 
-def router() -> Router:
-    """Return what finds the handler of a request."""
-    return Router(ROUTES)
+def router(context: Context) -> Router:
+    """Return what finds the handler of a request, bound to `context`."""
+    return Router([evolve(route, handler=_bound(route.handler, context)) for route in ROUTES])
+
+
+def _bound(handler: Handler, context: Context) -> Handler:
+    if handler in (page, to_page):
+        return handler
+
+    async def handle(exchange: Exchange) -> Reply | None:
+        try:
+            return await handler(exchange, context)
+        except Refusal as refusal:
+            raise fault_of_refusal(refusal) from refusal
+
+    return handle

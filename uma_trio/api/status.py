@@ -10,11 +10,11 @@ import msgspec
 from uma_protocol.errors import Code
 from uma_protocol.requests import MAX_ID_BYTES, MAX_INT64, about, label, limits
 from uma_trio.api.bodies import BodySpec, decode_body
+from uma_trio.api.context import Context
 from uma_trio.api.llama.metrics import llama_metrics
 from uma_trio.http.errors import Fault, fault_of, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Reply
-from uma_trio.http.settings import Shared
 from uma_trio.observe.exposition import prometheus
 from uma_trio.service.pulse import SILENT_S, LoadReading
 from uma_trio.words import Lane
@@ -40,9 +40,9 @@ BLOCK = 64
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def health(exchange: Exchange, shared: Shared) -> Reply:
+async def health(exchange: Exchange, context: Context) -> Reply:
     """Report whether the daemon accepts requests; with `?ready` also whether the engine answers."""
-    service = shared.service
+    service = context.service
     if service.draining:
         raise fault_of(Code.E_LIFECYCLE_001, "the daemon is stopping")
     if "ready" in exchange.head.query and (await service.load_reading()).hangs:
@@ -50,12 +50,12 @@ async def health(exchange: Exchange, shared: Shared) -> Reply:
     return Reply(200, b'{"status":"ok"}')
 
 
-async def metrics(exchange: Exchange, shared: Shared) -> Reply:
+async def metrics(exchange: Exchange, context: Context) -> Reply:
     """Return the metrics in Prometheus' text format, or as JSON if the client accepts that; `?model=` chooses one.
 
     Only operators see those that count tokens.
     """
-    service, clock = shared.service, shared.service.clock
+    service, clock = context.service, context.service.clock
     viewer = service.observer.viewer(exchange.principal)
     as_json = _wants_json(exchange.head)
     model = exchange.head.query.get("model")
@@ -78,18 +78,18 @@ async def metrics(exchange: Exchange, shared: Shared) -> Reply:
         spent = clock() - began
         return text
 
-    body = await shared.run_blocking(written)
+    body = await context.run_blocking(written)
     service.questions.charge(spent)  # the helper thread holds the GIL meanwhile
     if as_json:
         return Reply(200, body)
     reading = router_metrics(await service.load_reading()).encode()
-    since = (("Process-Start-Time-Unix", str(shared.started)),)
+    since = (("Process-Start-Time-Unix", str(context.started)),)
     return Reply(200, body + reading, content_type=_PROMETHEUS, headers=since)
 
 
-async def router_figures(exchange: Exchange, shared: Shared) -> Reply:
+async def router_figures(exchange: Exchange, context: Context) -> Reply:
     """Return only the load of this machine, for routers that ask many times a second."""
-    reading = await shared.service.load_reading()
+    reading = await context.service.load_reading()
     return Reply(200, router_metrics(reading).encode(), content_type=_PROMETHEUS)
 
 
@@ -102,13 +102,13 @@ def _wants_json(head: Head) -> bool:
     return "json" in accepted and "text/plain" not in accepted and "openmetrics" not in accepted
 
 
-async def priority(exchange: Exchange, shared: Shared) -> Reply:
+async def priority(exchange: Exchange, context: Context) -> Reply:
     """Move a request to another lane."""
-    body = await decode_body(exchange, shared, PRIORITY)
+    body = await decode_body(exchange, context, PRIORITY)
     handle, name = body.request, body.id
     if (handle is None) is (name is None):
         raise invalid("request", "or id must be given, exactly one of them")
-    service = shared.service
+    service = context.service
     found = [
         running
         for running in service.directory

@@ -9,12 +9,12 @@ from typing import ClassVar, Final, assert_never
 from attrs import evolve, frozen
 
 from uma_protocol.errors import Code
+from uma_trio.api.context import Context
 from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Headers
-from uma_trio.http.settings import Shared
 from uma_trio.http.writing import Part
 from uma_trio.service.answers import Answers, Burst
 from uma_trio.service.reading import Reading
@@ -90,23 +90,23 @@ class Encoder(ABC):
 
 
 async def stream(
-    exchange: Exchange, shared: Shared, answers: Answers, encoder: Encoder, headers: Headers
+    exchange: Exchange, context: Context, answers: Answers, encoder: Encoder, headers: Headers
 ) -> None:
     """Send the answers as events, to the end. The requests are accepted, so the head goes first.
 
     If the head is late, and all answers fail before a part of one is out, the failure is raised instead, so that
     it has a status of its own. If it raises otherwise, a fault of ours, the stream has ended with an error event as far as that can be told.
     """
-    (opening,) = await _all([encoder.opening()], shared)
+    (opening,) = await _all([encoder.opening()], context)
     kind = ("Content-Type", encoder.content_type)
     exchange.open((kind, *headers), encoder.keep_alive, opening)
     ends: dict[int, Finished] = {}
     try:
-        last = await _told(exchange, shared, answers, encoder, ends)
+        last = await _told(exchange, context, answers, encoder, ends)
     except Exception:
         if not exchange.opened:
             raise
-        await exchange.close(b"".join(await _all(_broken_off(answers, encoder, ends), shared)))
+        await exchange.close(b"".join(await _all(_broken_off(answers, encoder, ends), context)))
         raise
     if not exchange.opened and (fault := failure_of_all(list(ends.values()))) is not None:
         raise fault
@@ -115,7 +115,7 @@ async def stream(
 
 async def _told(
     exchange: Exchange,
-    shared: Shared,
+    context: Context,
     answers: Answers,
     encoder: Encoder,
     ends: dict[int, Finished],
@@ -132,7 +132,7 @@ async def _told(
                     parts.append(write_token(index, item))
                 elif isinstance(item, Finished):
                     ends[index] = item
-                    parts.append(_last_words(encoder, index, item, shared))
+                    parts.append(_last_words(encoder, index, item, context))
                 elif isinstance(item, PromptDone):
                     parts.append(encoder.prompt(index, item))
                 elif isinstance(item, PromptProgress):
@@ -149,7 +149,7 @@ async def _told(
 
     while True:
         await answers.read(write)
-        last = await _all(parts, shared)
+        last = await _all(parts, context)
         parts.clear()
         if answers.finished:
             break
@@ -172,9 +172,9 @@ def _ready(parts: Sequence[Part]) -> bytes | None:
     return b"".join(ready) if len(ready) == len(parts) else None
 
 
-async def _all(parts: Sequence[Part], shared: Shared) -> list[bytes]:
+async def _all(parts: Sequence[Part], context: Context) -> list[bytes]:
     """Return all parts, after writing those that are long in a helper thread."""
-    return [part if isinstance(part, bytes) else await shared.run_blocking(part) for part in parts]
+    return [part if isinstance(part, bytes) else await context.run_blocking(part) for part in parts]
 
 
 def _broken_off(answers: Answers, encoder: Encoder, ends: dict[int, Finished]) -> list[Part]:
@@ -193,7 +193,7 @@ def _broken_off(answers: Answers, encoder: Encoder, ends: dict[int, Finished]) -
     return parts
 
 
-async def whole(shared: Shared, answers: Answers) -> list[WholeAnswer]:
+async def whole(context: Context, answers: Answers) -> list[WholeAnswer]:
     """Return each answer, once all of them are at their end. Some of several may have failed.
 
     Raises:
@@ -214,7 +214,7 @@ async def whole(shared: Shared, answers: Answers) -> list[WholeAnswer]:
                 elif not isinstance(item, PromptProgress):  # a whole answer does not tell it
                     assert_never(item)
     for end in ends.values():
-        _count(end, shared)
+        _count(end, context)
     if (fault := failure_of_all([ends[i] for i in range(len(tokens))])) is not None:
         raise fault
     return [WholeAnswer(tokens[i], ends[i], prompts.get(i)) for i in range(len(tokens))]
@@ -226,19 +226,19 @@ def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> Said:
     return collect([*events, *reading.end(end)])
 
 
-def _last_words(encoder: Encoder, index: int, finished: Finished, shared: Shared) -> Part:
+def _last_words(encoder: Encoder, index: int, finished: Finished, context: Context) -> Part:
     """Return the event that ends an answer."""
-    _count(finished, shared)
+    _count(finished, context)
     fault = failure_of(finished)
     return (
         encoder.end(index, finished) if fault is None else encoder.failure(index, fault, finished)
     )
 
 
-def _count(finished: Finished, shared: Shared) -> None:
+def _count(finished: Finished, context: Context) -> None:
     """Count the error that an answer ended with, if it did."""
     if finished.code is not None:
-        shared.service.telemetry.error_sent(finished.code)
+        context.service.telemetry.error_sent(finished.code)
 
 
 def without_answer(end: Finished) -> Finished:

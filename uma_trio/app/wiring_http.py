@@ -98,22 +98,32 @@ def _listeners(
 
 def http_server(config: Config, service: Service) -> HttpServer:
     """Build the HTTP side. Raises :class:`ConfigError` if the file of keys cannot be used."""
+    from uma_trio.api.context import Context
     from uma_trio.api.routes import router
     from uma_trio.http.server import Server
-    from uma_trio.http.settings import Shared
+    from uma_trio.http.settings import ServerContext
 
     settings = http_settings(config)
-    shared = Shared(
+    name, run_blocking = secrets.token_hex(4), in_threads(HELPERS)
+    handlers = Context(
         settings=settings,
         service=service,
+        name=name,
+        started=int(time.time()),
+        run_blocking=run_blocking,
+    )
+    context = ServerContext(
+        settings=settings,
         log=FaultLog(log.get("http")),
-        name=secrets.token_hex(4),
+        name=name,
         bodies=settings.bodies(),
         answers=settings.answers(),
-        started=int(time.time()),
-        run_blocking=in_threads(HELPERS),
+        run_blocking=run_blocking,
+        thread_share=service.thread_share,
+        queries=service.questions,
+        metrics=service.telemetry,
     )
-    return Server(shared, router(), os.geteuid())
+    return Server(context, router(handlers), os.geteuid())
 
 
 def http_settings(config: Config) -> HttpSettings:

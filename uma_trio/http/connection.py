@@ -21,7 +21,7 @@ import trio
 
 from uma_trio.http import guard
 from uma_trio.http.encodings import BodyDecoder, body_too_large, codings_of
-from uma_trio.http.errors import ErrorForm, Fault, fault_of_refusal, openai_error
+from uma_trio.http.errors import ErrorForm, Fault, openai_error
 from uma_trio.http.exchange import LONG_BODY, Exchange
 from uma_trio.http.guard import behind, for_proxy, is_listed
 from uma_trio.http.heads import (
@@ -35,8 +35,7 @@ from uma_trio.http.heads import (
 from uma_trio.http.memory import MemoryHolder
 from uma_trio.http.message import Head, Headers, Reply
 from uma_trio.http.router import Route, Router
-from uma_trio.http.settings import Shared
-from uma_trio.service.ask import Refusal
+from uma_trio.http.settings import ServerContext
 from uma_trio.service.fair import program_of, works_for
 from uma_trio.service.places import is_quiet
 from uma_trio.service.thread_share import HEAD_S, Meter
@@ -64,16 +63,16 @@ class Connection:
     def __init__(
         self,
         transport: Transport,
-        shared: Shared,
+        context: ServerContext,
         router: Router,
         principal: Principal,
         *,
         by_socket: bool,
     ) -> None:
-        settings = shared.settings
+        settings = context.settings
         transport.limit_send_buffer(settings.send_buffer_bytes)
         self._transport = transport
-        self._shared = shared
+        self._context = context
         self._settings = settings
         self._router = router
         self._principal = principal
@@ -98,7 +97,7 @@ class Connection:
         self._heard_at = trio.current_time()
         self._begun = False  # whether a byte of the next head is there
         self._makes_room = False
-        self._meter = Meter(shared.service.thread_share)
+        self._meter = Meter(context.thread_share)
 
     def _new_http(self) -> h11.Connection:
         return h11.Connection(h11.SERVER, max_incomplete_event_size=self._settings.head_bytes)
@@ -117,7 +116,7 @@ class Connection:
             if not self._writer.broken:
                 await self._linger()
         finally:
-            self._shared.answers.give(self._outgoing)
+            self._context.answers.give(self._outgoing)
             self._incoming.give_way = self._outgoing.give_way = self._transport.close
             self._transport.close()
             self._writer.close()
@@ -172,7 +171,7 @@ class Connection:
 
     async def _serve(self) -> None:
         """Answer every request whose head is there; what is no request is told why."""
-        share = self._shared.service.thread_share
+        share = self._context.thread_share
         while not self._last:
             try:
                 head = await self._read_head()
@@ -197,11 +196,11 @@ class Connection:
                 )
                 return
             except Exception:
-                self._shared.log.exception("request ended by a fault")
+                self._context.log.exception("request ended by a fault")
                 self._refuse(_sorry())
                 return
             await self._writer.flushed()
-            self._shared.answers.give(self._outgoing)
+            self._context.answers.give(self._outgoing)
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
@@ -209,8 +208,8 @@ class Connection:
 
     async def _exchange(self, head: Head) -> None:
         """Answer one request, whatever is wrong with it."""
-        number = self._shared.next_number()
-        headers: Headers = (("X-Request-Id", f"{self._shared.name}-{number}"),)
+        number = self._context.next_number()
+        headers: Headers = (("X-Request-Id", f"{self._context.name}-{number}"),)
         form: ErrorForm = openai_error
         self._last = self._last or self._leaves or is_ambiguous(head)
         try:
@@ -288,23 +287,21 @@ class Connection:
                         await exchange.close(reply.body)
                     else:
                         self._gone()  # the status is out
-            except Refusal as refusal:
-                self._fail(fault_of_refusal(refusal), exchange, headers, route)
             except Fault as fault:
                 self._fail(fault, exchange, headers, route)
             except Exception:
                 # A fault of ours in one client's request is no reason to drop the others.
-                self._shared.log.exception("request ended by a fault", path=route.path)
+                self._context.log.exception("request ended by a fault", path=route.path)
                 self._fail(_sorry(), exchange, headers, route)
             nursery.cancel_scope.cancel()
 
     async def _handled(self, route: Route, exchange: Exchange) -> Reply | None:
         """Let the handler answer; what only asks for figures or lists waits for its turn."""
         if route.method != "GET" or route.watches:  # who watches takes a turn for each message
-            return await route.handler(exchange, self._shared)
+            return await route.handler(exchange)
         asker = exchange.principal.counts_as
-        questions = self._shared.service.questions
-        return await questions.answer(asker, lambda: route.handler(exchange, self._shared))
+        queries = self._context.queries
+        return await queries.answer(asker, lambda: route.handler(exchange))
 
     def _fail(self, fault: Fault, exchange: Exchange, headers: Headers, route: Route) -> None:
         self._last = self._last or exchange.opened
@@ -375,7 +372,7 @@ class Connection:
             self._give_body_back()
 
     def _give_body_back(self) -> None:
-        self._shared.bodies.give(self._incoming)
+        self._context.bodies.give(self._incoming)
         self._incoming.waits_since = None
 
     async def _read_body(self, head: Head) -> bytes:
@@ -419,7 +416,7 @@ class Connection:
             decoder.advance(_DECODED_AT_ONCE)
         del body
         while decoder.body is None:
-            await self._shared.run_blocking(decoder.advance)
+            await self._context.run_blocking(decoder.advance)
             self._reserve(decoder.held_bytes)
         self._reserve(len(decoder.body))
         return decoder.body
@@ -430,7 +427,7 @@ class Connection:
         self._reserve(in_all)
 
     def _reserve(self, in_all: int) -> None:
-        if not self._shared.bodies.take(self._incoming, in_all, trio.current_time()):
+        if not self._context.bodies.take(self._incoming, in_all, trio.current_time()):
             raise _overloaded("too many long requests are being sent at once")
 
     async def _receive(self, deadline: float) -> bytes | None:
@@ -475,7 +472,7 @@ class Connection:
             Fault: too many long answers are unread.
         """
         self._outgoing.waits_since = now = trio.current_time()
-        if not self._shared.answers.take(self._outgoing, len(reply.body), now):
+        if not self._context.answers.take(self._outgoing, len(reply.body), now):
             raise _overloaded("too many long answers wait to be read")
 
     def _reply(self, reply: Reply, headers: Headers) -> None:

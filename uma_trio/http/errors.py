@@ -16,7 +16,6 @@ from attrs import field, frozen
 
 from uma_protocol.errors import Code
 from uma_trio.http.message import Headers, Reply
-from uma_trio.service.ask import Refusal
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
@@ -144,22 +143,6 @@ def fault_of(
         kind=shown.kind,
         more={**(more or {}), "uma_code": str(code)} if code else more,
         headers=headers,
-    )
-
-
-def fault_of_refusal(refusal: Refusal) -> Fault:
-    """Return how a request that the service refuses is answered."""
-    if refusal.field == "model":
-        return Fault(404, refusal.message, code="model_not_found", param="model")
-    more = {}
-    if refusal.prompt_tokens is not None:
-        more = {"n_prompt_tokens": refusal.prompt_tokens, "n_ctx": refusal.context}
-    return fault_of(
-        refusal.code,
-        refusal.message,
-        param=refusal.field,
-        retry_after_s=refusal.retry_after_s,
-        more=more,
     )
 
 

@@ -11,13 +11,11 @@ from typing import Any
 from attrs import frozen
 
 from uma_trio.http.errors import ErrorForm, Fault, not_found, openai_error
-from uma_trio.http.exchange import Exchange
 from uma_trio.http.guard import Access
 from uma_trio.http.message import Head, Reply
-from uma_trio.http.settings import Shared
 
-Handler = Callable[[Exchange, Shared], Coroutine[Any, Any, Reply | None]]
-"""Answers a request: with a whole reply, or with None after it has streamed one."""
+Handler = Callable[..., Coroutine[Any, Any, Reply | None]]
+"""Answers a request, given its :class:`Exchange`: with a whole reply, or with None after it has streamed one."""
 
 _PREFIX = "/v1"
 

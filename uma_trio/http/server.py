@@ -10,7 +10,7 @@ from collections.abc import Callable
 from uma_trio.http.connection import Connection
 from uma_trio.http.guard import is_listed
 from uma_trio.http.router import Router
-from uma_trio.http.settings import Shared
+from uma_trio.http.settings import ServerContext
 from uma_trio.service.front import Front
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.principal import Principal
@@ -34,13 +34,13 @@ class Server(Front[Connection]):
 
     def __init__(
         self,
-        shared: Shared,
+        context: ServerContext,
         router: Router,
         allowed_uid: int | None = None,
         who: Callable[[socket.socket, int], Principal] = principal_of,
     ) -> None:
-        super().__init__(shared.service.telemetry, shared.log, "--http-max-connections")
-        self._shared = shared
+        super().__init__(context.metrics, context.log, "--http-max-connections")
+        self._context = context
         self._router = router
         self._allowed_uid = allowed_uid
         self._who = who
@@ -68,12 +68,12 @@ class Server(Front[Connection]):
             return
         if not self._has_place(principal):
             self._refusing.tell(
-                transport, _BUSY, self._nursery, self._shared.settings.linger_quiet_s
+                transport, _BUSY, self._nursery, self._context.settings.linger_quiet_s
             )
             return
         connection = Connection(
             transport,
-            self._shared,
+            self._context,
             self._router,
             principal,
             by_socket=by_socket,
@@ -89,7 +89,7 @@ class Server(Front[Connection]):
     def _has_place(self, principal: Principal) -> bool:
         """Whether one more client may come in, if need be in place of an idle one."""
         host, owner = principal.host, principal.counts_as
-        settings = self._shared.settings
+        settings = self._context.settings
         local = host in ("", "127.0.0.1", "::1") or is_listed(host, settings.proxies)
         most = settings.max_connections if local else settings.max_per_host
         if self._per_host[host] >= most:

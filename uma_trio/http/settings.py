@@ -1,4 +1,4 @@
-"""Every bound of the HTTP side, in one place, and what all its connections share."""
+"""The bounds of the HTTP server, and what its connections share."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ import ipaddress
 import itertools
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from uma_trio.http.memory import ClientMemory
-from uma_trio.http.pieces import JsonLimits
 from uma_trio.observe.log import Log
-from uma_trio.service.ask import Door
+from uma_trio.observe.metrics import Metrics
 from uma_trio.service.fair import RunBlocking
-from uma_trio.service.served import ServedModel
-from uma_trio.service.service import Service
+from uma_trio.service.questions import Questions
+from uma_trio.service.thread_share import ThreadShare
 from uma_trio.words import MIB
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _MAX_KEYS = 256
-_MAX_IDS = MIB
 
 
 @frozen(kw_only=True)
@@ -94,76 +91,27 @@ class KeyFileUnusable(Exception):
 
 
 @frozen(kw_only=True, eq=False)
-class Shared:
-    """What all connections have in common. `name` is the daemon's in this life, part of ids."""
+class ServerContext:
+    """What all connections share. `name` is the daemon's in this life, part of ids.
+
+    `run_blocking` runs work on bodies in helper threads, `thread_share` divides trio's thread among clients, and `queries`
+    queues requests for figures and lists.
+    """
 
     settings: Settings
-    service: Service
     log: Log
     name: str
     bodies: ClientMemory
     answers: ClientMemory
-    started: int  # seconds since the epoch
-    #: For bodies: no flood of them keeps other requests from being tokenised.
     run_blocking: RunBlocking
-    #: The model that the request names; see :meth:`of`.
-    named: ServedModel | None = None
+    thread_share: ThreadShare
+    queries: Questions
+    metrics: Metrics
     _numbers: itertools.count[int] = field(factory=lambda: itertools.count(1))
-
-    def limits(self, *, with_ids: bool = False) -> JsonLimits:
-        """Return what a body may hold; `with_ids`: besides as many token ids as have a place."""
-        context = max(one.room for one in self.service.models) if with_ids else 0
-        settings = self.settings
-        return JsonLimits(
-            values=settings.body_values + min(context, _MAX_IDS), text=settings.max_prompt_bytes
-        )
-
-    @property
-    def served(self) -> ServedModel:
-        """The model that a request is for: the one that it names, or the default one."""
-        return self.service.default if self.named is None else self.named
-
-    def of(self, name: str | None) -> Shared:
-        """Return the same for a request that names a loaded model.
-
-        Raises:
-            Refusal: none of this name is loaded.
-        """
-        return evolve(self, named=self.service.find(name))
-
-    @asynccontextmanager
-    async def using(self, name: str | None) -> AsyncIterator[Shared]:
-        """Return the same for a request that names a model, once that is loaded; it stays so until the block ends.
-
-        Raises:
-            Refusal: there is none of this name, or it cannot be loaded.
-        """
-        served = await self.service.ready(name)
-        with self.using_loaded(served) as found:
-            yield found
-
-    @contextmanager
-    def using_loaded(self, served: ServedModel) -> Iterator[Shared]:
-        """Return the same for a request of a loaded model, which stays so until the block ends."""
-        end = served.uses.begin()
-        try:
-            yield evolve(self, named=served)
-        finally:
-            end()
-
-    def each(self) -> tuple[Shared, ...]:
-        """Return the same for each model, the default one first."""
-        return tuple(evolve(self, named=served) for served in self.service.models)
 
     def next_number(self) -> int:
         """Return a number that no other request of this daemon's life has."""
         return next(self._numbers)
-
-    @property
-    def door(self) -> Door:
-        """What is true of every request that comes by HTTP."""
-        most = self.settings.max_prompt_bytes
-        return Door(max_prompt_bytes=most, option="--http-max-prompt-bytes")
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:

@@ -24,12 +24,12 @@ from uma_trio.api.bodies import (
     free,
     stops_of,
 )
+from uma_trio.api.context import Context
 from uma_trio.api.shapes import format_of
 from uma_trio.api.streams import WholeAnswer
 from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Headers, Reply
-from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Ask, Chat, Manner, Shape
 from uma_trio.service.generation import Generation
 
@@ -115,14 +115,14 @@ _COUNTED: Final = frozenset(
 )
 
 
-async def messages(exchange: Exchange, shared: Shared) -> Reply | None:
+async def messages(exchange: Exchange, context: Context) -> Reply | None:
     """Answer a conversation with a message of content blocks."""
-    return await answered(Messages, exchange, shared)
+    return await answered(Messages, exchange, context)
 
 
-async def count_tokens(exchange: Exchange, shared: Shared) -> Reply:
+async def count_tokens(exchange: Exchange, context: Context) -> Reply:
     """Count the tokens of a conversation without answering it."""
-    return await counted(CountTokens, exchange, shared)
+    return await counted(CountTokens, exchange, context)
 
 
 class Messages(Api[MessagesBody]):

@@ -18,6 +18,7 @@ from uma_trio.api.bodies import (
     BodySpec,
     ShapedBody,
 )
+from uma_trio.api.context import Context
 from uma_trio.api.llama.settings import only
 from uma_trio.api.logprobs import probabilities
 from uma_trio.api.openai.completions import Completions
@@ -28,7 +29,6 @@ from uma_trio.http import sse
 from uma_trio.http.errors import Fault
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 from uma_trio.http.writing import Part
 from uma_trio.service.ask import Ask
 from uma_trio.service.generation import Generation
@@ -40,15 +40,15 @@ _BARE = "/completions"  # llama-server's own API there, and OpenAI's behind /v1
 _CHUNK = b'data: {"index":%d,"content":%b,"tokens":[%d],"stop":false,"tokens_predicted":%d}\n\n'
 
 
-async def completion(exchange: Exchange, shared: Shared) -> Reply | None:
+async def completion(exchange: Exchange, context: Context) -> Reply | None:
     """Continue a text, whole or as a stream."""
-    return await answered(Completion, exchange, shared)
+    return await answered(Completion, exchange, context)
 
 
-async def completions(exchange: Exchange, shared: Shared) -> Reply | None:
+async def completions(exchange: Exchange, context: Context) -> Reply | None:
     """Continue texts, whole or as a stream."""
     choose = _api_of if exchange.head.path == _BARE else None
-    return await answered(Completions, exchange, shared, choose)
+    return await answered(Completions, exchange, context, choose)
 
 
 def _api_of(document: Mapping[str, Any]) -> type[Api[Any]]:
@@ -164,7 +164,7 @@ class Completion(Api[CompletionBody]):
         if self.body.return_tokens:
             more["tokens"] = [token.token_id for token in tokens]
         found = probabilities(
-            tokens, self.shared.served, post_sampling=self.body.post_sampling_probs
+            tokens, self.context.served, post_sampling=self.body.post_sampling_probs
         )
         if found is not None:
             more["completion_probabilities"] = found
@@ -217,7 +217,7 @@ class _Chunks(Encoder):
 
     def __init__(self, api: Completion, generations: Sequence[Generation]) -> None:
         self._api = api
-        self._served = api.shared.served
+        self._served = api.context.served
         self._generations = generations
         self._n = [0] * len(generations)
         self._lines = [False] * len(generations)

@@ -29,6 +29,7 @@ from uma_trio.api.bodies import (
     would_be_ignored,
 )
 from uma_trio.api.chats import messages_of
+from uma_trio.api.context import Context
 from uma_trio.api.llama.completion import Completion
 from uma_trio.api.llama.settings import generation_settings
 from uma_trio.api.openai.chat import manner_of
@@ -37,7 +38,6 @@ from uma_trio.api.tools import reshaped_header, tools_of
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Headers, Reply
-from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Chat, Refusal
 from uma_trio.service.checks import utf8_length
 from uma_trio.service.served import Derivation
@@ -87,10 +87,10 @@ DETOKENIZE: Final = BodySpec(DetokenizeBody)
 APPLY_TEMPLATE: Final = BodySpec(ApplyTemplateBody)
 
 
-async def props(exchange: Exchange, shared: Shared) -> Reply:
+async def props(exchange: Exchange, context: Context) -> Reply:
     """Return what clients need to know of a model, `?model=` or the default one; nothing about the machine."""
-    served = shared.of(exchange.head.query.get("model")).served
-    with shared.using_loaded(served):
+    served = context.of(exchange.head.query.get("model")).served
+    with context.using_loaded(served):
         derived = await served.derivation()
     own: dict[str, Any] = dict(served.defaults)
     return _json(
@@ -131,34 +131,34 @@ def _caps(found: Derivation | None) -> dict[str, Any]:
     }
 
 
-async def slots(exchange: Exchange, shared: Shared) -> Reply:
+async def slots(exchange: Exchange, context: Context) -> Reply:
     """List the slots, of `?model=` or all, without any text; of other users' requests only that there are some."""
     named = exchange.head.query.get("model")
     found: list[dict[str, Any]] = []
     if named is not None:
-        return _json(await _slots_of(shared.of(named), exchange.principal, 0))
+        return _json(await _slots_of(context.of(named), exchange.principal, 0))
     ended: Refusal | None = None
-    for each in shared.each():
+    for each in context.each():
         try:
             found += await _slots_of(each, exchange.principal, len(found))
         except Refusal as refusal:  # it is unloaded, and has no slots any more
             ended = refusal
-    if ended is not None and not found and shared.service.shelf is None:
+    if ended is not None and not found and context.service.shelf is None:
         raise ended
     return _json(found)
 
 
-async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[str, Any]]:
+async def _slots_of(context: Context, viewer: Principal, first: int) -> list[dict[str, Any]]:
     """Return the slots of one model, numbered from `first` on."""
-    served, observer = shared.served, shared.service.observer
-    context = served.bounds.n_ctx_seq
+    served, observer = context.served, context.service.observer
+    n_ctx = served.bounds.n_ctx_seq
     seen = observer.viewer(viewer).requests(await observer.state_of(served))
     live = [one for one in seen if one.record.state != "queued"]
     found: list[dict[str, Any]] = [
         {
             "id": first + index,
             "id_task": one.record.handle,
-            "n_ctx": context,
+            "n_ctx": n_ctx,
             "is_processing": True,
             "state": one.record.state,
             "lane": one.record.lane,
@@ -171,13 +171,13 @@ async def _slots_of(shared: Shared, viewer: Principal, first: int) -> list[dict[
     idle = range(len(live), served.slots)
     return [
         *found,
-        *({"id": first + i, "n_ctx": context, "is_processing": False} for i in idle),
+        *({"id": first + i, "n_ctx": n_ctx, "is_processing": False} for i in idle),
     ]
 
 
-async def adapters(exchange: Exchange, shared: Shared) -> Reply:
+async def adapters(exchange: Exchange, context: Context) -> Reply:
     """List the LoRA adapters of a model (`?model=`), by the numbers that `lora` of a body has. Requests that name none use none."""
-    known = shared.service.adapters(exchange.head.query.get("model"))
+    known = context.service.adapters(exchange.head.query.get("model"))
     found = [
         {"id": n, "name": one.name, "path": one.path.name, "scale": 0.0, "default_scale": one.scale}
         for n, one in enumerate(known)
@@ -185,60 +185,60 @@ async def adapters(exchange: Exchange, shared: Shared) -> Reply:
     return _json(found)
 
 
-async def tokenize(exchange: Exchange, shared: Shared) -> Reply:
+async def tokenize(exchange: Exchange, context: Context) -> Reply:
     """Return the tokens of a text."""
-    body = await decode_body(exchange, shared, TOKENIZE)
+    body = await decode_body(exchange, context, TOKENIZE)
     exchange.expect_document()
-    async with shared.using(body.model) as shared:
-        return await _tokenized(body, shared)
+    async with context.using(body.model) as context:
+        return await _tokenized(body, context)
 
 
-async def _tokenized(body: TokenizeBody, shared: Shared) -> Reply:
+async def _tokenized(body: TokenizeBody, context: Context) -> Reply:
     content, pieces = body.content, body.with_pieces
-    most = _MAX_PIECES if pieces else shared.settings.max_prompt_bytes
+    most = _MAX_PIECES if pieces else context.settings.max_prompt_bytes
     if len(content) > most or utf8_length(content) > most:
         why = f"has more than {most} bytes; send less at once"
         raise Fault(413, f"content {why}", code="prompt_too_large", param="content")
-    tokens = await shared.served.tokenize(
+    tokens = await context.served.tokenize(
         content,
         add_special=body.add_special,
         parse_special=body.parse_special,
     )
 
     def write() -> bytes:
-        return written_pieces(tokens, shared.served) if pieces else written_ids(tokens)
+        return written_pieces(tokens, context.served) if pieces else written_ids(tokens)
 
     return Reply(
-        200, await run(shared, write, in_thread=len(tokens) > (MANY if not pieces else 256))
+        200, await run(context, write, in_thread=len(tokens) > (MANY if not pieces else 256))
     )
 
 
-async def detokenize(exchange: Exchange, shared: Shared) -> Reply:
+async def detokenize(exchange: Exchange, context: Context) -> Reply:
     """Return the text of tokens."""
-    body = await decode_body(exchange, shared, DETOKENIZE, shared.limits(with_ids=True))
+    body = await decode_body(exchange, context, DETOKENIZE, context.limits(with_ids=True))
     exchange.expect_document()
-    async with shared.using(body.model) as shared:
-        return await _detokenized(body, shared)
+    async with context.using(body.model) as context:
+        return await _detokenized(body, context)
 
 
-async def _detokenized(body: DetokenizeBody, shared: Shared) -> Reply:
-    value, served = body.tokens, shared.served
-    most = max(served.bounds.n_ctx_seq, shared.settings.body_values)
+async def _detokenized(body: DetokenizeBody, context: Context) -> Reply:
+    value, served = body.tokens, context.served
+    most = max(served.bounds.n_ctx_seq, context.settings.body_values)
     if isinstance(value, list) and len(value) > most:
         raise invalid("tokens", f"has {len(value)} tokens; at most {most} are taken at once")
 
     def write() -> bytes:
-        return written_text(ids_of(value, "tokens"), served, shared.settings.max_body_bytes)
+        return written_text(ids_of(value, "tokens"), served, context.settings.max_body_bytes)
 
     many = isinstance(value, list) and len(value) > MANY
-    return Reply(200, await run(shared, write, in_thread=many))
+    return Reply(200, await run(context, write, in_thread=many))
 
 
-async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
+async def apply_template(exchange: Exchange, context: Context) -> Reply:
     """Return a chat as the model's chat template renders it."""
 
     def read(document: Mapping[str, Any]) -> tuple[Chat, str | None, Headers]:
-        body, ignored = decode(APPLY_TEMPLATE, document, strict=shared.settings.strict)
+        body, ignored = decode(APPLY_TEMPLATE, document, strict=context.settings.strict)
         tools = tools_of(body.tools)
         manner = manner_of(
             kwargs=body.chat_template_kwargs,
@@ -249,17 +249,17 @@ async def apply_template(exchange: Exchange, shared: Shared) -> Reply:
         unused = [*ignored]
 
         def ignore(name: str) -> None:
-            if shared.settings.strict:
+            if context.settings.strict:
                 raise would_be_ignored(name)
             unused.append(name)
 
         chat = Chat(messages_of(body.messages, ignore), manner, tools)
         return chat, body.model, ignored_header(unused)
 
-    chat, named, headers = (await take(exchange, shared, read)).value
+    chat, named, headers = (await take(exchange, context, read)).value
     exchange.expect_document(headers)
-    async with shared.using(named) as shared:
-        prompt = await shared.served.render(chat)
+    async with context.using(named) as context:
+        prompt = await context.served.render(chat)
     headers = (*headers, *reshaped_header(prompt.reshaped))
     return Reply(200, msgspec.json.encode({"prompt": prompt.text}), headers=headers)
 

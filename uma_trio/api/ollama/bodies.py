@@ -19,9 +19,9 @@ from uma_trio.api.bodies import (
     free,
     given_in,
 )
+from uma_trio.api.context import Context
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.http.errors import Fault, invalid
-from uma_trio.http.settings import Shared
 
 # https://github.com/ollama/ollama/blob/v0.12.11/api/types.go, DefaultOptions
 DEFAULTS: Final = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, repeat_penalty=1.1)
@@ -148,15 +148,15 @@ def tagged(name: str) -> str:
     return name if ":" in name else f"{name}:latest"
 
 
-def required_model(named: str | None, shared: Shared) -> str | None:
+def required_model(named: str | None, context: Context) -> str | None:
     """Return the name of the only model that may answer, as the daemon knows it; None if any may.
 
     Raises:
         Fault: the daemon is strict, and the loaded model is another.
     """
-    if named is None or not shared.settings.strict:
+    if named is None or not context.settings.strict:
         return None
-    bounds = shared.served.bounds
+    bounds = context.served.bounds
     for name in (named, named.removesuffix(":latest")):
         if bounds.names(name):
             return name

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from uma_trio.api.api import Api, answered
 from uma_trio.api.blocks import blocks_of
 from uma_trio.api.bodies import Decoded, effort_of, ignored_header, would_be_ignored
+from uma_trio.api.context import Context
 from uma_trio.api.loading import LoadTelling, keeps_loaded
 from uma_trio.api.ollama.bodies import (
     CHAT,
@@ -31,20 +32,19 @@ from uma_trio.api.tools import tools_of
 from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Reply
-from uma_trio.http.settings import Shared
 from uma_trio.http.writing import written
 from uma_trio.service.ask import Ask, Chat, Manner, Message, Origin, Prompt, Shape
 from uma_trio.service.generation import Generation
 
 
-async def chat(exchange: Exchange, shared: Shared) -> Reply | None:
+async def chat(exchange: Exchange, context: Context) -> Reply | None:
     """Answer a chat in Ollama's API; it streams by default."""
-    return await answered(OllamaChat, exchange, shared)
+    return await answered(OllamaChat, exchange, context)
 
 
-async def generate(exchange: Exchange, shared: Shared) -> Reply | None:
+async def generate(exchange: Exchange, context: Context) -> Reply | None:
     """Answer a prompt in Ollama's API; it streams by default."""
-    return await answered(OllamaGenerate, exchange, shared)
+    return await answered(OllamaGenerate, exchange, context)
 
 
 def _form(model: str, *, to_chat: bool) -> Form:
@@ -62,9 +62,9 @@ class _Ollama(Api[B]):
     names = NAMES
     is_chat: ClassVar[bool]
 
-    def __init__(self, decoded: Decoded[B], head: Head, shared: Shared, origin: Origin) -> None:
-        super().__init__(decoded, head, shared, origin)
-        self._required_model = required_model(self.body.model, shared)
+    def __init__(self, decoded: Decoded[B], head: Head, context: Context, origin: Origin) -> None:
+        super().__init__(decoded, head, context, origin)
+        self._required_model = required_model(self.body.model, context)
         self._form = _form(self.model, to_chat=self.is_chat)
 
     @classmethod
@@ -78,22 +78,22 @@ class _Ollama(Api[B]):
         return telling(_form(body.model or "", to_chat=cls.is_chat)) if body.stream else None
 
     @classmethod
-    def without_model(cls, decoded: Decoded[B], shared: Shared, origin: Origin) -> Reply | None:
+    def without_model(cls, decoded: Decoded[B], context: Context, origin: Origin) -> Reply | None:
         """Unload a model for a request without a prompt whose `keep_alive` is 0, if its client may."""
         body = decoded.body
         if getattr(body, "messages" if cls.is_chat else "prompt") or body.keep_alive != 0:
             return None
-        named, service = body.model, shared.service
+        named, service = body.model, context.service
         entry = service.configured(named, "text", exact=True)
         ignored = list(decoded.ignored)
         if entry is None:
-            required_model(named, shared.of(named))
+            required_model(named, context.of(named))
         if not keeps_loaded(body.keep_alive, service, origin.principal, named):
-            if shared.settings.strict:
+            if context.settings.strict:
                 raise would_be_ignored("keep_alive")
             ignored.append("keep_alive")
         is_loaded = entry is None or (not origin.principal.is_operator and not entry.wait)
-        model = named or (shared.served.bounds.model if entry is None else entry.names[0])
+        model = named or (context.served.bounds.model if entry is None else entry.names[0])
         form = _form(model, to_chat=cls.is_chat)
         document = form.loaded("load" if is_loaded else "unload")
         return Reply(200, written(document), headers=ignored_header(ignored))
@@ -139,7 +139,7 @@ class _Ollama(Api[B]):
     def encoder(self, generations: Sequence[Generation]) -> Lines:
         """Return what writes the lines."""
         (generation,) = generations
-        return Lines(self._form, generation, self.shared.served)
+        return Lines(self._form, generation, self.context.served)
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
@@ -149,7 +149,7 @@ class _Ollama(Api[B]):
             return self._form.loaded("load")
         (generation,), (answer,) = generations, answers
         done = blocks_of(answer, generation.reading)
-        return self._form.whole(done, answer.end, scores(answer.tokens, self.shared.served))
+        return self._form.whole(done, answer.end, scores(answer.tokens, self.context.served))
 
 
 class OllamaChat(_Ollama[OllamaChatBody]):

@@ -13,13 +13,13 @@ import msgspec
 from uma_protocol.requests import label
 from uma_trio import __version__
 from uma_trio.api.bodies import BodySpec, decode_body
+from uma_trio.api.context import Context
 from uma_trio.api.ollama.bodies import required_model, tagged
 from uma_trio.api.openai.models import CAPABILITIES, listed, not_loaded, shown
 from uma_trio.http.errors import Fault
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
 from uma_trio.http.page import is_browser, to_page
-from uma_trio.http.settings import Shared
 from uma_trio.service.shelf import ModelFacts, ShelfEntry
 
 
@@ -42,56 +42,56 @@ _QUANTISED: Final = re.compile(r"\b(I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32)\b(?:
 _NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
 
 
-async def tags(exchange: Exchange, shared: Shared) -> Reply:
+async def tags(exchange: Exchange, context: Context) -> Reply:
     """List the models, loaded ones once under each name that the operator gave them, with a tag."""
-    named = [(each, name) for each in shown(shared) for name in listed(each)]
+    named = [(each, name) for each in shown(context) for name in listed(each)]
     loaded = [_entry(name, each) for each, name in named]
-    absent = [_absent(each) for each in not_loaded(shared)]
+    absent = [_absent(each) for each in not_loaded(context)]
     return _json({"models": [*loaded, *absent]})
 
 
-async def ps(exchange: Exchange, shared: Shared) -> Reply:
+async def ps(exchange: Exchange, context: Context) -> Reply:
     """List the loaded models, and until when each stays if nobody asks it."""
     return _json(
         {
             "models": [
                 _entry(each.served.bounds.model, each)
                 | {"expires_at": _until(each), "context_length": each.served.bounds.n_ctx_seq}
-                for each in shown(shared)
+                for each in shown(context)
             ]
         }
     )
 
 
-def _until(shared: Shared) -> str:
+def _until(context: Context) -> str:
     """Return when a model is unloaded, which is never unless it has a time to live."""
-    entry = shared.service.entry(shared.served.bounds.model)
+    entry = context.service.entry(context.served.bounds.model)
     if entry is None or entry.expires_s is None:
         return _NEVER
     until = datetime.now(UTC) + timedelta(seconds=min(entry.expires_s, _CENTURY_S))
     return until.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-async def show(exchange: Exchange, shared: Shared) -> Reply:
+async def show(exchange: Exchange, context: Context) -> Reply:
     """Describe a model: its template, its figures, and what it can do. One that is not loaded is not loaded for this."""
-    named = (await decode_body(exchange, shared, SHOW)).model
-    entry = shared.service.configured(named, exact=shared.settings.strict)
+    named = (await decode_body(exchange, context, SHOW)).model
+    entry = context.service.configured(named, exact=context.settings.strict)
     if entry is not None and entry.wait:
         facts = await entry.facts()
         can = [CAPABILITIES[entry.gives]]
         can += ["tools"] if facts.chat_template and entry.gives == "text" else []
         n_ctx = entry.n_ctx or facts.n_ctx_train
         return _json(_described(facts, n_ctx, can) | {"modified_at": _UNKNOWN})
-    shared = shared.of(named)
-    required_model(named, shared)
-    served = shared.served
-    with shared.using_loaded(served):
+    context = context.of(named)
+    required_model(named, context)
+    served = context.served
+    with context.using_loaded(served):
         derived = await served.derivation()
     can = [CAPABILITIES[served.gives]]
     if derived is not None:
         can += ["tools", "thinking"] if derived.can_reason else ["tools"]
     described = _described(served.model, served.bounds.n_ctx_seq, can)
-    return _json(described | {"modified_at": _since(shared)})
+    return _json(described | {"modified_at": _since(context)})
 
 
 def _described(facts: ModelFacts, n_ctx: int, can: list[str]) -> dict[str, Any]:
@@ -105,30 +105,30 @@ def _described(facts: ModelFacts, n_ctx: int, can: list[str]) -> dict[str, Any]:
     }
 
 
-async def version(exchange: Exchange, shared: Shared) -> Reply:
+async def version(exchange: Exchange, context: Context) -> Reply:
     """Name the version of Ollama whose API is served, and the daemon's own."""
     return _json({"version": _VERSION, "server": f"uma-trio {__version__}"})
 
 
-async def root(exchange: Exchange, shared: Shared) -> Reply:
+async def root(exchange: Exchange, context: Context) -> Reply:
     """Say that the daemon is running; a browser is sent to the page."""
     if is_browser(exchange):
-        return await to_page(exchange, shared)
+        return await to_page(exchange)
     return Reply(200, b"uma-trio is running\n", content_type="text/plain; charset=utf-8")
 
 
-async def no_store(exchange: Exchange, shared: Shared) -> Reply:
+async def no_store(exchange: Exchange, context: Context) -> Reply:
     """Answer 400: the daemon changes no models; `uma-trio pull` fetches them."""
     why = "the daemon changes no models; see uma-trio pull and uma-trio models"
     raise Fault(400, why, code="not_supported")
 
 
-def _entry(name: str, shared: Shared) -> dict[str, Any]:
-    info, entry = shared.served.model, shared.service.entry(shared.served.bounds.model)
+def _entry(name: str, context: Context) -> dict[str, Any]:
+    info, entry = context.served.model, context.service.entry(context.served.bounds.model)
     return {
         "name": tagged(name),
         "model": tagged(name),
-        "modified_at": _since(shared),
+        "modified_at": _since(context),
         "size": info.size_bytes,
         "digest": _digest(info.path if entry is None else entry.path),
         "details": _details(info),
@@ -143,8 +143,8 @@ def _absent(entry: ShelfEntry) -> dict[str, Any]:
     return {"name": name, "model": name, "modified_at": _UNKNOWN, **known}
 
 
-def _since(shared: Shared) -> str:
-    return datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
+def _since(context: Context) -> str:
+    return datetime.fromtimestamp(context.started, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _digest(path: str) -> str:

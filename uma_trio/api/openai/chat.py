@@ -26,6 +26,7 @@ from uma_trio.api.bodies import (
     effort_of,
 )
 from uma_trio.api.chats import messages_of
+from uma_trio.api.context import Context
 from uma_trio.api.logprobs import chat_logprobs
 from uma_trio.api.openai.choices import ChoicesApi, ChoicesBody, Chunks
 from uma_trio.api.streams import WholeAnswer, read
@@ -35,7 +36,6 @@ from uma_trio.http import sse
 from uma_trio.http.errors import invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 from uma_trio.http.writing import Part, joined
 from uma_trio.service.ask import Ask, Call, Chat, Manner
 from uma_trio.service.generation import Generation
@@ -43,14 +43,14 @@ from uma_trio.service.reading import Reading
 from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said
 
 
-async def chat_completions(exchange: Exchange, shared: Shared) -> Reply | None:
+async def chat_completions(exchange: Exchange, context: Context) -> Reply | None:
     """Answer a chat, whole or as a stream."""
-    return await answered(ChatCompletions, exchange, shared)
+    return await answered(ChatCompletions, exchange, context)
 
 
-async def chat_tokens(exchange: Exchange, shared: Shared) -> Reply:
+async def chat_tokens(exchange: Exchange, context: Context) -> Reply:
     """Count the tokens of a chat without answering it."""
-    return await counted(ChatCompletions, exchange, shared)
+    return await counted(ChatCompletions, exchange, context)
 
 
 class ChatBody(ChoicesBody, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class ChatCompletions(ChoicesApi[ChatBody]):
         return {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(answer.tokens, self.shared.served),
+            "logprobs": chat_logprobs(answer.tokens, self.context.served),
             "finish_reason": reading.reason(answer.end),
         }
 
@@ -134,7 +134,7 @@ class ChatCompletions(ChoicesApi[ChatBody]):
         """Return the members of a message that says more than its text."""
         message: dict[str, Any] = {"content": said.content}
         if said.reasoning:
-            message |= dict.fromkeys(self.shared.settings.reasoning_fields, said.reasoning)
+            message |= dict.fromkeys(self.context.settings.reasoning_fields, said.reasoning)
         if said.calls:
             message["tool_calls"] = [call_of(call) for call in said.calls]
             message["content"] = said.content or None
@@ -170,9 +170,9 @@ class _Chunks(Chunks):
 
     def __init__(self, api: ChatCompletions, generations: Sequence[Generation]) -> None:
         super().__init__(api, generations)
-        self._served = api.shared.served
+        self._served = api.context.served
         self._readings = [generation.reading for generation in generations]
-        self._thoughts = api.shared.settings.reasoning_fields
+        self._thoughts = api.context.settings.reasoning_fields
         self._frames = [sse.Frame(self._chunk(i, {"content": sse.HOLE})) for i in range(api.n)]
 
     @property

@@ -11,12 +11,12 @@ from uma_trio import __version__
 from uma_trio.api.accounts import progress, timings, timings_until, usage
 from uma_trio.api.api import Api
 from uma_trio.api.bodies import Decoded, KeepAlive, ShapedBody, free
+from uma_trio.api.context import Context
 from uma_trio.api.streams import Encoder, WholeAnswer, failure_of, failure_of_all
 from uma_trio.engine.messages import Finished, PromptProgress
 from uma_trio.http import sse
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.message import Head
-from uma_trio.http.settings import Shared
 from uma_trio.http.writing import Part
 from uma_trio.service.ask import Origin
 from uma_trio.service.generation import Generation
@@ -56,15 +56,15 @@ class ChoicesApi(Api[B]):
     kind: ClassVar[str]
     chunk: ClassVar[str]
 
-    def __init__(self, decoded: Decoded[B], head: Head, shared: Shared, origin: Origin) -> None:
-        super().__init__(decoded, head, shared, origin)
+    def __init__(self, decoded: Decoded[B], head: Head, context: Context, origin: Origin) -> None:
+        super().__init__(decoded, head, context, origin)
         self.n = self.body.n
         self.includes_usage = _includes_usage(self.body)
 
     def max_tokens(self, requested: int | None) -> int | None:
         """Return the longest answer; None for the daemon's default."""
         if requested == -1:
-            return self.shared.served.bounds.n_ctx_seq
+            return self.context.served.bounds.n_ctx_seq
         if requested == 0:
             raise invalid("max_tokens", "must be 1 or more")
         return requested

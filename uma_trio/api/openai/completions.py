@@ -94,7 +94,7 @@ class Completions(ChoicesApi[CompletionsBody]):
 
     def choice(self, index: int, generation: Generation, answer: WholeAnswer) -> dict[str, Any]:
         """Return a whole text."""
-        echo, served = self.echo(index), self.shared.served
+        echo, served = self.echo(index), self.context.served
         places = prompt_places(generation.prompt.tolist(), answer.prompt, served)
         places += answer_places(answer.tokens, len(echo))
         return _choice(index, echo + answer.text, answer.end.reason, text_logprobs(places, served))
@@ -119,7 +119,7 @@ class _Chunks(Chunks):
 
     def __init__(self, api: Completions, generations: Sequence[Generation]) -> None:
         super().__init__(api, generations)
-        self._served = api.shared.served
+        self._served = api.context.served
         self._echoes = echoes = [api.echo(index) for index in range(len(generations))]
         self._frames = [sse.Frame(self._chunk(i, sse.HOLE)) for i in range(len(echoes))]
         self._offsets = [len(echo) for echo in echoes]

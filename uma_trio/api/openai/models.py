@@ -10,10 +10,10 @@ import msgspec
 
 from uma_protocol.requests import label
 from uma_trio.api.bodies import BodySpec, decode_body
+from uma_trio.api.context import Context
 from uma_trio.http.errors import Fault
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 from uma_trio.service.shelf import ShelfEntry
 from uma_trio.words import Gives
 
@@ -37,9 +37,9 @@ CAPABILITIES: Final[Mapping[Gives, str]] = {
 _UNKNOWN: Final = "1970-01-01T00:00:00Z"
 
 
-async def models(exchange: Exchange, shared: Shared) -> Reply:
+async def models(exchange: Exchange, context: Context) -> Reply:
     """List the models, loaded ones once under each name that the operator gave them."""
-    named = [(each, name) for each in shown(shared) for name in listed(each)]
+    named = [(each, name) for each in shown(context) for name in listed(each)]
     if _is_anthropics(exchange):
         named = [(each, name) for each, name in named if each.served.gives == "text"]
         entries = [_entry(each, name) for each, name in named]
@@ -48,47 +48,47 @@ async def models(exchange: Exchange, shared: Shared) -> Reply:
         ends = {"first_id": ids[0], "last_id": ids[-1]}
         return _json({"data": entries, **ends, "has_more": False})
     models = [_model(each, name) for each, name in named]
-    models += [_unloaded(one) for one in not_loaded(shared)]
+    models += [_unloaded(one) for one in not_loaded(context)]
     return _json(
-        {"object": "list", "data": models, "models": [_native(each) for each in shown(shared)]}
+        {"object": "list", "data": models, "models": [_native(each) for each in shown(context)]}
     )
 
 
-async def model(exchange: Exchange, shared: Shared) -> Reply:
+async def model(exchange: Exchange, context: Context) -> Reply:
     """Describe a model, loaded or not. The only one has any name; a strict daemon answers 404 to other names."""
     _, _, name = exchange.head.path.partition("/models/")
-    absent = shared.service.configured(name, exact=shared.settings.strict)
+    absent = context.service.configured(name, exact=context.settings.strict)
     if absent is not None and absent.wait:
         if _is_anthropics(exchange):
             return _json(_anthropic(name, absent.n_ctx, _UNKNOWN))
         return _json({**_unloaded(absent), "id": name})
-    shared = shared.of(name)
-    bounds = shared.served.bounds
-    if shared.settings.strict and not bounds.names(name):
+    context = context.of(name)
+    bounds = context.served.bounds
+    if context.settings.strict and not bounds.names(name):
         problem = f"this daemon serves {bounds.model} and nothing else"
         raise Fault(404, problem, code="model_not_found", param="model")
     if _is_anthropics(exchange):
-        return _json(_entry(shared, name))
-    return _json(_model(shared, name))
+        return _json(_entry(context, name))
+    return _json(_model(context, name))
 
 
-async def load(exchange: Exchange, shared: Shared) -> Reply:
+async def load(exchange: Exchange, context: Context) -> Reply:
     """Load a configured model; the answer comes when it is loaded. Who leaves before ends the loading for nobody else."""
-    named = (await decode_body(exchange, shared, NAMED)).model
+    named = (await decode_body(exchange, context, NAMED)).model
     exchange.expect_document()
-    return _json({"success": True, "model": await shared.service.load(named)})
+    return _json({"success": True, "model": await context.service.load(named)})
 
 
-async def unload(exchange: Exchange, shared: Shared) -> Reply:
+async def unload(exchange: Exchange, context: Context) -> Reply:
     """Unload a configured model that no request has; the answer comes when its memory is free."""
-    named = (await decode_body(exchange, shared, NAMED)).model
+    named = (await decode_body(exchange, context, NAMED)).model
     exchange.expect_document()
-    return _json({"success": True, "model": await shared.service.unload(named)})
+    return _json({"success": True, "model": await context.service.unload(named)})
 
 
-def not_loaded(shared: Shared) -> list[ShelfEntry]:
+def not_loaded(context: Context) -> list[ShelfEntry]:
     """Return the configured models that are not in memory, without the hidden ones."""
-    shelf, loaded = shared.service.shelf, ("loaded", "draining")
+    shelf, loaded = context.service.shelf, ("loaded", "draining")
     every = () if shelf is None else shelf.entries
     return [one for one in every if one.state not in loaded and not one.hidden]
 
@@ -117,10 +117,10 @@ def _is_anthropics(exchange: Exchange) -> bool:
     return "anthropic-version" in exchange.head.headers
 
 
-def _entry(shared: Shared, name: str) -> dict[str, Any]:
+def _entry(context: Context, name: str) -> dict[str, Any]:
     """Return a model as Anthropic's API lists it."""
-    created = datetime.fromtimestamp(shared.started, UTC).isoformat().replace("+00:00", "Z")
-    return _anthropic(name, shared.served.bounds.n_ctx_seq, created)
+    created = datetime.fromtimestamp(context.started, UTC).isoformat().replace("+00:00", "Z")
+    return _anthropic(name, context.served.bounds.n_ctx_seq, created)
 
 
 def _anthropic(name: str, context: int, created: str) -> dict[str, Any]:
@@ -139,29 +139,29 @@ def _anthropic(name: str, context: int, created: str) -> dict[str, Any]:
     }
 
 
-def shown(shared: Shared) -> list[Shared]:
+def shown(context: Context) -> list[Context]:
     """Return what is shared for each loaded model that is not hidden."""
     return [
         each
-        for each in shared.each()
+        for each in context.each()
         if each.served.is_alive and not each.service.is_hidden(each.served)
     ]
 
 
-def listed(shared: Shared) -> list[str]:
+def listed(context: Context) -> list[str]:
     """Return the names to list: those given by the operator, or that of the model's file."""
-    bounds = shared.served.bounds
+    bounds = context.served.bounds
     return [*bounds.configured] or [bounds.model]
 
 
-def _model(shared: Shared, name: str) -> dict[str, Any]:
-    served = shared.served
+def _model(context: Context, name: str) -> dict[str, Any]:
+    served = context.served
     info = served.model
     every = (served.bounds.model, *served.bounds.aliases)
     return {
         "id": name,
         "object": "model",
-        "created": shared.started,
+        "created": context.started,
         "owned_by": "uma-trio",
         "aliases": [other for other in every if other != name],
         "capabilities": [CAPABILITIES[served.gives]],
@@ -179,10 +179,10 @@ def _model(shared: Shared, name: str) -> dict[str, Any]:
     }
 
 
-def _native(shared: Shared) -> dict[str, Any]:
+def _native(context: Context) -> dict[str, Any]:
     """Return a model as llama-server lists it, with what Ollama calls its capabilities."""
-    name = shared.served.bounds.model
-    can = CAPABILITIES[shared.served.gives]
+    name = context.served.bounds.model
+    can = CAPABILITIES[context.served.gives]
     return {"name": name, "model": name, "type": "model", "capabilities": [can]}
 
 

@@ -29,6 +29,7 @@ from uma_trio.api.bodies import (
     effort_of,
     free,
 )
+from uma_trio.api.context import Context
 from uma_trio.api.responses.events import TELLING, CompactionEvents, Events
 from uma_trio.api.responses.items import Form, Items, compacted
 from uma_trio.api.responses.messages import (
@@ -46,7 +47,6 @@ from uma_trio.api.tools import budget_of
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.http.settings import Shared
 from uma_trio.service.ask import Ask, Chat, Manner, Shape, ToolChoice
 from uma_trio.service.generation import Generation
 
@@ -55,7 +55,7 @@ _SEALED: Final = "reasoning.encrypted_content"
 _MAX_SUMMARY: Final = 4096  # tokens of a summary, where the client does not say
 
 
-async def responses(exchange: Exchange, shared: Shared) -> Reply | None:
+async def responses(exchange: Exchange, context: Context) -> Reply | None:
     """Answer a conversation with items: text, reasoning and tool calls, or one compaction item."""
 
     def choose(document: Mapping[str, Any]) -> type[Responses]:
@@ -63,20 +63,20 @@ async def responses(exchange: Exchange, shared: Shared) -> Reply | None:
         compacts = isinstance(items, list) and any(map(is_trigger, items))
         return Compaction if compacts else Responses
 
-    return await answered(Responses, exchange, shared, choose)
+    return await answered(Responses, exchange, context, choose)
 
 
-async def compact(exchange: Exchange, shared: Shared) -> Reply | None:
+async def compact(exchange: Exchange, context: Context) -> Reply | None:
     """Answer a conversation with the compaction item that stands for it."""
-    return await answered(Compact, exchange, shared)
+    return await answered(Compact, exchange, context)
 
 
-async def input_tokens(exchange: Exchange, shared: Shared) -> Reply:
+async def input_tokens(exchange: Exchange, context: Context) -> Reply:
     """Count the tokens of a conversation without answering it."""
-    return await counted(Responses, exchange, shared, object="response.input_tokens")
+    return await counted(Responses, exchange, context, object="response.input_tokens")
 
 
-async def stored_response(exchange: Exchange, shared: Shared) -> Reply:
+async def stored_response(exchange: Exchange, context: Context) -> Reply:
     """Answer 404: the daemon stores no responses."""
     raise Fault(
         404,
@@ -217,7 +217,7 @@ class Responses(Api[ResponsesBody]):
         """How the response is written."""
         items = Items(
             self.id.removeprefix(self.prefix),
-            self.shared.served,
+            self.context.served,
             self.tools,
             summarises=not {"summary", "generate_summary"}.isdisjoint(self._reasoning),
             seals=_SEALED in self.body.include,

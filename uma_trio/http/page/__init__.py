@@ -21,7 +21,6 @@ from attrs import frozen
 from uma_trio.http.errors import not_found
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Headers, Reply
-from uma_trio.http.settings import Shared
 
 #: The content security policy of the page.
 POLICY: Final = (
@@ -89,7 +88,7 @@ def read(name: str) -> File:
     )
 
 
-async def page(exchange: Exchange, shared: Shared) -> Reply:
+async def page(exchange: Exchange) -> Reply:
     """Return the page for people, or one of its files."""
     head = exchange.head
     name = head.path.partition(_HERE)[2] or "index.html"
@@ -117,7 +116,7 @@ def _accepts_gzip(head: Head) -> bool:
     return False
 
 
-async def to_page(exchange: Exchange, shared: Shared) -> Reply:
+async def to_page(_exchange: Exchange) -> Reply:
     """Send a browser to the page."""
     return Reply(307, headers=(("Location", "ui/"), ("Vary", "Accept")))
 
