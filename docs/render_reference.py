@@ -85,19 +85,18 @@ def metrics() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {"CONFIG.md": config, "METRICS.md": metrics}
 
-_METRICS = """`uma-trio metrics` prints eight lines, `--all` every metric, `--json` and `--prometheus` the same for programs; so do \
-`{"type": "metrics"}` on the socket (repeated with `interval_ms`) and `GET /metrics`.
+_METRICS = """`uma-trio metrics` prints eight lines, `--all` every metric, `--json` and `--prometheus` the same for programs, as \
+`{"type": "metrics"}` on the socket (repeated with `interval_ms`) and `GET /metrics` do.
 
-Each line has the name in JSON, and the name in Prometheus' text after `uma_` if it differs (`-`: JSON only, since a scraper \
-computes it from others). In Prometheus' text times are in seconds, sizes in bytes, and a metric of a model has the label \
-`model` if several are configured; JSON then has each model's metrics in `models`. Unknown values are `null`. A histogram in JSON is an object with `count`, `sum`, `mean`, `p50`, `p95`, `p99` (accurate to 1 %), `max` and cumulative \
-`buckets`. Names of llama-server (`llamacpp:`) and of vLLM's routers (`vllm:`) are in the Prometheus text, too. Only operators see \
-metrics that count tokens, cells or batches, since their differences are lengths of requests."""
+Each line has the name in JSON, and after it that in Prometheus' text without `uma_`, if it differs (`-`: JSON only). There \
+times are in seconds and sizes in bytes. With several models, metrics have the label `model`; JSON has them in `models`. \
+Unknown values are `null`. A histogram in JSON is an object with `count`, `sum`, `mean`, `p50`, `p95`, `p99` (accurate to 1 %), `max` and cumulative \
+`buckets`. The Prometheus text also has llama-server's names (`llamacpp:`) and those of vLLM's routers (`vllm:`). Only operators see \
+counts of tokens, cells and batches: their differences are lengths of requests."""
 
 _SCORECARD = """A row of figures about one interval: in JSON as `scorecard`, updated every second; with `uma-trio serve --scorecard FILE` \
 appended to a file every `--scorecard-interval` and at the end, as CSV, or as JSON if the name ends in `.jsonl` or `.ndjson`. \
-A file with other columns is refused. A tick belongs to the interval in which it ends. Unknown values are empty cells. A row that \
-cannot be written is lost and logged once."""
+A file with other columns is refused. Unknown values are empty cells. A row that cannot be written is lost, and logged once."""
 
 
 def stale() -> list[str]:

@@ -249,7 +249,7 @@ def test_the_story_of_a_request_in_sentences() -> None:
             "Request 17 (editor, a-1), interactive: ended (length) after 4.0 s; "
             "700 tokens of prompt, 90 of answer."
         ),
-        "queued 1.2 s: all 8 slots were busy; later requests were let in before it once",
+        "queued 1.2 s: all 8 slots were busy; later requests were admitted before it once",
         (
             "prefill 700 tokens in 12 ticks over 900 ms, left out of 40 ticks over 400 ms: "
             "does not fit into this tick (within 1.2x)"
@@ -261,8 +261,8 @@ def test_the_story_of_a_request_in_sentences() -> None:
         ),
         "parked 400 ms: its reader was behind",
         (
-            "preempted 2 times, 100 ms without a slot: the KV cache had no room, or a person needed "
-            "its place; what of that was not in the cache any more was computed again"
+            "preempted 2 times, 100 ms without a slot: the KV cache was full, or an interactive request "
+            "needed the slot; tokens that were not cached were computed again"
         ),
         "worst gap 33.5 ms in tick 812 (plan: long tick: every stream can bear 4x)",
     ]
@@ -281,10 +281,7 @@ def test_a_worst_gap_tells_the_plan_and_what_came_of_it() -> None:
 def test_a_stream_that_was_computed_ahead_says_by_how_much() -> None:
     """Its tokens were there before they were shown."""
     found = sentences(msgspec.structs.replace(STORY, held_ms=210.0))
-    assert (
-        "computed up to 210 ms ahead of its reader: tokens were held so that they came evenly"
-        in found
-    )
+    assert "computed up to 210 ms ahead of its reader: tokens were held to be shown evenly" in found
     assert len(found) == len(sentences(STORY)) + 1
 
 

@@ -26,10 +26,15 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.observe.catalogue import COLUMNS, METRICS
 from uma_trio.observe.exposition import prometheus
 from uma_trio.observe.histogram import Histogram, Recent, bounds_ms
-from uma_trio.observe.memory import SharedMemory, proportional_bytes, resident_bytes
+from uma_trio.observe.memory import (
+    SharedMemory,
+    proportional_bytes,
+    resident_bytes,
+    storage_bytes,
+)
 from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.scorecard import Scorecard
-from uma_trio.observe.table_file import CsvFile
+from uma_trio.observe.table_file import TableFile
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract
@@ -290,17 +295,39 @@ def test_the_scorecard_of_a_busy_machine_has_a_value_in_every_column(tmp_path: P
     card = busy.card.update(2_000_000_000)
     assert card is not None
     shown = json.loads(json.dumps(busy.metrics.snapshot()["scorecard"], allow_nan=False))
-    file = CsvFile(tmp_path / "card.csv", COLUMNS)
+    file = TableFile(tmp_path / "card.csv", COLUMNS)
     file.append(card[name] for name in COLUMNS)
     file.close()
     with (tmp_path / "card.csv").open(newline="") as lines:
         (line,) = csv.DictReader(lines)
     assert set(shown) == set(line) == set(COLUMNS)
-    # No drafts, no front end, no description; no platform measures the last three.
+    # No drafts, no front end, no description, and no GPU; not every platform tells what was read.
     unknown = {"draft_accepted_ratio", "time_logits_to_first_chunk", "model", "latency_cap"}
-    unknown |= {"overlap_active", "gpu_idle_pct", "residency_churn_mb_per_token"}
+    unknown |= {"gpu_idle_pct"}
+    if storage_bytes() is None:
+        unknown.add("residency_churn_mb_per_token")
     assert {name for name, value in line.items() if value == ""} == unknown
     assert {name for name, value in shown.items() if value in (None, "")} == unknown
+
+
+def test_bytes_read_from_storage_are_divided_by_the_tokens_of_the_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights that do not stay in memory are read again; null where nobody says what was read."""
+    read: list[int | None] = [5_000_000]
+    monkeypatch.setattr("uma_trio.observe.metrics.storage_bytes", lambda: read[0])
+    metrics = Metrics()
+    card = Scorecard(metrics, 1.0)
+    ticked(metrics, decode=3, prefill=5)
+    read[0] = 21_000_000
+    card.update(None)
+    assert metrics.snapshot()["residency_churn_mb_per_token"] == pytest.approx(2.0)
+    assert metrics.scorecard is not None
+    assert metrics.scorecard["residency_churn_mb_per_token"] == pytest.approx(2.0)
+    read[0] = None
+    other = Metrics()
+    Scorecard(other, 1.0).update(None)
+    assert other.snapshot()["residency_churn_mb_per_token"] is None
 
 
 def test_prometheus_text_has_every_metric_that_is_known() -> None:

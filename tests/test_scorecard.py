@@ -20,7 +20,7 @@ from uma_trio.observe.contract import Promise
 from uma_trio.observe.memory import SharedMemory
 from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.scorecard import Scorecard, ScoreKeeper
-from uma_trio.observe.table_file import AnotherTable, CsvFile, JsonLinesFile, open_table
+from uma_trio.observe.table_file import AnotherTable, TableFile
 from uma_trio.policy.cost import CostModel, Staircase
 
 COST = CostModel(Staircase((1, 8), (0.010, 0.018)))
@@ -180,7 +180,7 @@ def test_a_table_names_its_columns_once_and_grows(tmp_path: Path) -> None:
     """Also over several lives of the daemon."""
     path = tmp_path / "card.csv"
     for n in range(2):
-        file = CsvFile(path, ("a", "b", "c"))
+        file = TableFile(path, ("a", "b", "c"))
         file.append((n, 1 / 3, None))
         file.close()
     assert path.read_text(encoding="utf-8") == "a,b,c\n0,0.333333,\n1,0.333333,\n"
@@ -191,7 +191,7 @@ def test_a_table_goes_on_behind_a_line_that_was_cut_off(tmp_path: Path) -> None:
     """Whoever wrote it was killed in the middle; the next line is whole."""
     path = tmp_path / "card.csv"
     path.write_text("a,b\n1,", encoding="utf-8")
-    file = CsvFile(path, ("a", "b"))
+    file = TableFile(path, ("a", "b"))
     file.append((2, 3))
     file.close()
     assert path.read_text(encoding="utf-8") == "a,b\n1,\n2,3\n"
@@ -202,7 +202,7 @@ def test_another_table_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "card.csv"
     path.write_text("x,y\n1,2\n", encoding="utf-8")
     with pytest.raises(AnotherTable, match="other columns"):
-        CsvFile(path, ("a", "b"))
+        TableFile(path, ("a", "b"))
     assert path.read_text(encoding="utf-8") == "x,y\n1,2\n"
 
 
@@ -210,8 +210,7 @@ def test_a_table_whose_name_says_so_is_lines_of_json(tmp_path: Path) -> None:
     """Every line is a whole object, and what nobody knows is null; other names are CSV."""
     path = tmp_path / "card.jsonl"
     for n in range(2):
-        file = open_table(path, ("a", "b", "c"))
-        assert isinstance(file, JsonLinesFile)
+        file = TableFile(path, ("a", "b", "c"))
         file.append((n, 1 / 3, None))
         file.close()
     text = path.read_text(encoding="utf-8").splitlines()
@@ -219,12 +218,12 @@ def test_a_table_whose_name_says_so_is_lines_of_json(tmp_path: Path) -> None:
         {"a": n, "b": 0.333333, "c": None} for n in range(2)
     ]
     path.write_text('{"a": 1, "b": 2, "c": 3}\n{"a": 1, "b"', encoding="utf-8")
-    file = open_table(path, ("a", "b", "c"))
+    file = TableFile(path, ("a", "b", "c"))
     file.append((4, 5, 6))
     file.close()
     assert path.read_text(encoding="utf-8").splitlines()[2] == '{"a": 4, "b": 5, "c": 6}'
-    other = open_table(tmp_path / "card.json.csv", ("a",))
-    assert isinstance(other, CsvFile)
+    other = TableFile(tmp_path / "card.json.csv", ("a",))
+    assert (tmp_path / "card.json.csv").read_text() == "a\n"
     other.close()
 
 
@@ -234,7 +233,7 @@ def test_lines_of_json_with_other_columns_are_left_alone(tmp_path: Path, text: s
     path = tmp_path / "card.ndjson"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(AnotherTable, match="other columns"):
-        open_table(path, ("a", "b"))
+        TableFile(path, ("a", "b"))
     assert path.read_text(encoding="utf-8") == text
 
 
@@ -243,7 +242,7 @@ def test_a_pipe_is_no_table_and_nobody_waits_for_its_reader(tmp_path: Path) -> N
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(AnotherTable, match="not a file"):
-        CsvFile(path, ("a",))
+        TableFile(path, ("a",))
 
 
 def test_what_a_full_disk_left_of_a_line_is_taken_back(
@@ -251,7 +250,7 @@ def test_what_a_full_disk_left_of_a_line_is_taken_back(
 ) -> None:
     """The next line that fits stands on a line of its own."""
     path, write = tmp_path / "card.csv", os.write
-    file = CsvFile(path, ("a",))
+    file = TableFile(path, ("a",))
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
         with pytest.raises(OSError, match="No space left"):
@@ -264,7 +263,7 @@ def test_what_a_full_disk_left_of_a_line_is_taken_back(
 # --- the task ---
 
 
-class Disk(CsvFile):
+class Disk(TableFile):
     """A table in memory, on a disk that may be full."""
 
     def __init__(self) -> None:

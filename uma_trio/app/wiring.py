@@ -31,7 +31,7 @@ from uma_trio.library.stores import Found, NoSuchModel, model_file, models_here
 from uma_trio.models import bundled_model
 from uma_trio.observe import log
 from uma_trio.observe.catalogue import COLUMNS
-from uma_trio.observe.table_file import AnotherTable, TableFile, open_table
+from uma_trio.observe.table_file import AnotherTable, TableFile
 from uma_trio.observe.trace import TraceFile
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.cost import CostModel, Work
@@ -464,7 +464,7 @@ def scorecard_file(config: Config) -> Iterator[TableFile | None]:
         yield None
         return
     try:
-        file = open_table(config.scorecard, COLUMNS)
+        file = TableFile(config.scorecard, COLUMNS)
     except OSError as error:
         raise unwritable(config, "scorecard", error.strerror or str(error)) from error
     except AnotherTable as error:

@@ -431,6 +431,7 @@ class Engine:
             self._drafter.learn(sequence, outcome)
         self._planner.learn(completed, itl_s, disturbed=self._grant.disturbed)
         self.cells.tick(tick.n_tokens, self.memory.cost)
+        self._metrics.measured["overlap_active"] = int(self._backend.traits.overlaps)
         self._publisher.add(
             TickFigures(partial(tick_metrics.record, self._metrics, completed, itl_s))
         )

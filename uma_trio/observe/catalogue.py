@@ -67,10 +67,10 @@ METRICS: Final = _read("""
 # Do readers get their tokens in time?
 ttft_ms | histogram | ms | time_to_first_token_seconds | Arrival to first token. | If `queue_ms` is as long,
     add slots; otherwise keep prefixes cached or shorten prompts.
-ttf5_ms | histogram | ms | time_to_fifth_token_seconds | Arrival to fifth token, interactive lane. | Compare with
-    `ttft_ms`: a large difference is a stream that stalls at its start.
+ttf5_ms | histogram | ms | time_to_fifth_token_seconds | Arrival to fifth token, interactive lane. | Far above
+    `ttft_ms`: streams stall at their start.
 worst_pause_ms | histogram | ms | startup_pause_seconds | Longest inter-token latency in the first 3 s of an
-    interactive stream. | If it is high while prompts arrive, lower `--latency-cap`.
+    interactive stream. | If high while prompts arrive, lower `--latency-cap`.
 inter_token_ms | histogram | ms | inter_token_latency_seconds | Between two computed tokens of a request. | Alert on
     a change.
 interactive_shown_ms | histogram | ms | interactive_shown_seconds | Between two writes to an interactive reader. |
@@ -78,23 +78,23 @@ interactive_shown_ms | histogram | ms | interactive_shown_seconds | Between two 
 p50_ms | gauge | ms | | Median of the latest 4,096 inter-token latencies. | Read it without a scraper.
 p95_ms | gauge | ms | | Their 95th percentile. | The same.
 p99_ms | gauge | ms | | Their 99th percentile. | The same.
-latency_cap | gauge | ratio | latency_cap_ratio | Promised p95 of `interactive_shown_ms`, as a multiple of a tick
-    with interactive streams only. | Set `--latency-cap`.
+latency_cap | gauge | ratio | latency_cap_ratio | Promised p95 of `interactive_shown_ms`, in ticks with
+    interactive streams only. | Set `--latency-cap`.
 shown_ratio_p95 | gauge | ratio | shown_ratio_p95 | The measured value, latest 1,024 gaps. | Above `latency_cap`,
-    reduce load, or read `late_tokens_total`.
+    see `late_tokens_total`.
 step_ms | gauge | ms | step_seconds | Promised time between two shown tokens, last tick. | The target for
     `interactive_shown_ms`.
 late_tokens_total{cause} | counter | tokens | late_tokens_total | Tokens not computed when due:
-    `planned` by the policy, `mispredicted`, or `left_out` of earlier ticks. | If mispredicted, run
-    `uma-trio doctor --cost`; if planned, lower `--latency-cap`.
-slo_violations_total{target} | counter | tokens | slo_violations_total | Tokens later than the `slo` of their
-    request. | Relax the `slo`, or reduce load.
+    `planned` so, `mispredicted`, or `left_out` of earlier ticks. | If planned, lower `--latency-cap`; if mispredicted,
+    see `cost_error`.
+slo_violations_total{target} | counter | tokens | slo_violations_total | Tokens later than their request's
+    `slo`. | Relax it, or reduce load.
 ticks_over_budget | counter | ticks | ticks_over_budget_total | Ticks longer than their limit. | If it grows
     steadily, see `cost_error`.
 guard_infeasible_total | counter | ticks | guard_infeasible_total | Ticks above `latency_cap` with interactive
     streams only. | Use fewer slots or a smaller model.
-prefill_guard_active | gauge | 0 or 1 | | Whether the last tick left out a prompt to protect readers. | Explains a
-    slow prompt.
+prefill_guard_active | gauge | 0 or 1 | | Whether the last tick left out a prompt for readers. | Explains a slow
+    prompt.
 tokens_per_s_at_cap | gauge | tokens/s | | Tokens per second of ticks with a limit. | Compare machines and settings.
 time_logits_to_first_chunk | gauge | ms | | Logits of the latest first token until its frame was written. | Above
     5 ms, see `loop_lag_ms`.
@@ -108,22 +108,20 @@ active_sessions | gauge | requests | num_requests_running | Requests with a slot
     `queued_sessions`.
 queued_sessions | gauge | requests | num_requests_waiting | Requests without a slot. | If it stays above 0, add
     slots or machines.
-parked_sessions | gauge | requests | num_requests_parked | Requests left out because their reader is behind. | Find
-    the slow client with `uma-trio ps`.
+parked_sessions | gauge | requests | num_requests_parked | Requests whose reader is behind. | Find the slow client:
+    `uma-trio ps`.
 queue_ms | histogram | ms | request_queue_time_seconds | Arrival to slot. | As `queued_sessions`.
 requests_total{outcome} | counter | requests | requests_total | Ended requests. | Alert on the rate of `error`.
-errors_total{code} | counter of the daemon | events | errors_total | Errors sent to clients; `accept` counts
-    connections that could not be accepted. | Look up the code in docs/PROTOCOL.md; for `accept` raise
-    `ulimit -n`.
+errors_total{code} | counter of the daemon | events | errors_total | Errors sent to clients; `accept`:
+    connections not accepted. | Codes: docs/PROTOCOL.md; for `accept` raise `ulimit -n`.
 preemptions_total | counter | requests | num_preemptions_total | Running requests that lost their slot. | If
     frequent, raise `--n-ctx`.
-kv_cells_used | gauge | cells | kv_cells_used | KV cells with a token. | Near `kv_cells_total`, raise `--n-ctx` or
-    quantise with `--kv-type`.
+kv_cells_used | gauge | cells | kv_cells_used | KV cells with a token. | Near `kv_cells_total`, raise `--n-ctx`.
 kv_cells_total | gauge | cells | kv_cells | KV cells. | The same.
 rss_gb | gauge of the daemon | GB | resident_memory_bytes | Resident memory, weights included. | Alert near the
     machine's memory.
-busy_seconds_total{work} | counter | seconds | busy_seconds_total | Time of ticks, inside (`decode`) and outside
-    (`host`) llama_decode. | A rate near 1 is a full machine; much `host` is a slow CPU.
+busy_seconds_total{work} | counter | seconds | busy_seconds_total | Time of ticks in llama_decode
+    (`decode`) and outside (`host`). | A rate near 1 is a full machine; much `host` a slow CPU.
 # What is computed?
 model | info | | info | Name of the loaded model. | Tell series apart.
 info | info | | info | Backend, policy and version. | Check after an upgrade.
@@ -145,36 +143,35 @@ decode_ms_last | gauge | ms | | The last call. | Read it without a scraper.
 decode_ms_ewma | gauge | ms | | Moving average; a new value weighs a fifth. | The same.
 decode_ms_avg | gauge | ms | | Mean. | The same.
 sampling_ms_last | gauge | ms | | Time to sample the last batch. | If high, avoid samplers that copy rows.
-overlap_active | gauge | 0 or 1 | | Whether sampling overlaps the next decode; null: it does not. | None.
+overlap_active | gauge | 0 or 1 | | Whether the host works on a tick while the next one is decoded. |
+    If 0 on a GPU, not all layers are on it: see `--gpu-layers`.
 copy_free_ratio | gauge | ratio | copy_free_ratio | Share of logits rows sampled in place. | If low, set `top_k`
     with `top_p`.
-gpu_idle_pct | gauge | % | gpu_idle_ratio | Share of time without GPU work; null where it cannot be measured. | If
-    high under load, see `busy_seconds_total`.
-residency_churn_mb_per_token | gauge | MB | | Weights paged in per token; null where it cannot be measured. | Above
-    0, use a smaller model.
-sum_bmt_mb_last | gauge | MB | | Bytes that the last tick moved, computed from model sizes. | Compare with its
-    budget.
+gpu_idle_pct | gauge | % | gpu_idle_ratio | Share of time without GPU work; null where unmeasured. | If high under
+    load, see `busy_seconds_total`.
+residency_churn_mb_per_token | gauge | MB | | MB read from storage per token, latest interval; null where
+    unmeasured. | Above 0 for long, memory is short: weights are read again.
+sum_bmt_mb_last | gauge | MB | | Bytes that the last tick moved. | Compare with its budget.
 sum_bmt_budget_mb_last | gauge | MB | | Bytes that `--bmt-budget` allowed it. | Set `--bmt-budget`.
 sum_bmt_mb_per_token | gauge | MB | moved_bytes_per_token | Bytes moved per token. | Falls with larger batches and
     smaller KV types.
 scheduler_efficiency | gauge | ratio | scheduler_efficiency_ratio | Predicted time of batches divided by measured
     time. | Below 0.8, look for other programs.
-cost_error | gauge | ratio | cost_error_ratio | Smoothed error of predicted tick times. | Above 0.15, measure again:
+cost_error | gauge | ratio | cost_error_ratio | Smoothed error of predicted tick times. | Above 0.15, see
     `uma-trio doctor --cost`.
 cost_scale | gauge | ratio | cost_scale_ratio | How much slower the machine is than when measured. | Above 1.3, look
     for other programs or heat.
 cost_others_share | gauge | ratio | cost_others_ratio | Share of the machine that other programs used while it was
-    measured; 0 below a tenth. | Above 0, measure again when idle.
-irregular_ticks_total{kind} | counter | ticks | irregular_ticks_total | Ticks `aborted` for an arriving interactive
-    request, or planned by the baseline because the policy failed (`policy`). | For `policy` read the log.
+    measured; 0 below a tenth. | Above 0, free the machine: it is measured again when idle.
+irregular_ticks_total{kind} | counter | ticks | irregular_ticks_total | Ticks `aborted` for an interactive arrival,
+    or planned by the baseline since the policy failed (`policy`). | For `policy` read the log.
 draft_tokens_total{source} | counter | tokens | spec_decode_num_draft_tokens_total | Guessed tokens verified, by
     source. | With the next: the acceptance rate.
 draft_accepted_tokens_total{source} | counter | tokens | spec_decode_num_accepted_tokens_total | Guessed tokens that
     were right. | If rarely right, set `--speculation off`.
-structured_output_total{event} | counter | events | structured_output_total | New schemas and grammars: followed in
-    the daemon (`plain`) or in a process (`apart`), `refused`, `refused again`, `ended` by a limit. Answers: `moved` to a
-    process, `stopped` by a limit, tokens with a `late mask`. | Simplify the schema, or raise `--shape-cpu` and
-    `--shape-memory`.
+structured_output_total{event} | counter | events | structured_output_total | New schemas and grammars: `plain`,
+    `apart` (in a process), `refused`, `refused again`, `ended` by a limit; answers `moved` to a process or `stopped` by a
+    limit; tokens with a `late mask`. | Simplify the schema, or raise `--shape-cpu`, `--shape-memory`.
 # Is the prefix cache worth its memory?
 prefix_tokens_total | counter | tokens | prefix_cache_hits_total | Prompt tokens taken from the cache. | With
     `prompt_tokens_total`: the cached share.

@@ -17,7 +17,7 @@ from uma_trio.observe.catalogue import METRICS
 from uma_trio.observe.contract import PromiseFigures, PromiseTotals, ratio
 from uma_trio.observe.figures import EncodingFigures, Outlook, PrefixFigures
 from uma_trio.observe.histogram import Histogram, Recent, bounds_ms
-from uma_trio.observe.memory import resident_bytes
+from uma_trio.observe.memory import resident_bytes, storage_bytes
 
 _EWMA_SHARE: Final = 0.2
 _RECENT_TOKENS: Final = 4096
@@ -41,12 +41,14 @@ _LABELS: Final[Mapping[str, tuple[str, ...]]] = {
 
 _SHAPE_EVENTS: Final = ("plain", "apart", "refused", "ended", "refused again", "moved", "stopped")
 
+_MEASURED: Final = ("overlap_active", "gpu_idle_pct", "residency_churn_mb_per_token")
+
 
 @frozen
 class Totals:
     """Sums since the start; the difference of two is an interval. Times in seconds.
 
-    `bins` are the counts of each histogram. `lanes` is empty while no tokens were recorded by lane.
+    `bins` are the counts of each histogram, `storage_bytes` the bytes that the process read from storage. `lanes` is empty while no tokens were recorded by lane.
     """
 
     at: float
@@ -59,6 +61,7 @@ class Totals:
     busy_s: float
     lanes: Mapping[str, int]
     bins: Mapping[str, list[int]]
+    storage_bytes: int | None
     promise: PromiseTotals = field(factory=PromiseTotals)
 
 
@@ -84,6 +87,8 @@ class Metrics:
             if metric.kind == "counter" and metric.label
         }
         self.promise = PromiseFigures()
+        #: Figures of the platform, None while they are not measured.
+        self.measured: dict[str, float | None] = dict.fromkeys(_MEASURED)
         self.prefix = PrefixFigures()  # replaced by the engine's thread
         #: Schemas, grammars and expressions by event. Written by helper threads, under their lock.
         self.shape_events = dict.fromkeys(_SHAPE_EVENTS, 0)
@@ -280,6 +285,7 @@ class Metrics:
             busy_s=self._decode_s + self._host_s,
             lanes=dict(self._lane_tokens),
             bins={name: histogram.counts() for name, histogram in self.histograms.items()},
+            storage_bytes=storage_bytes(),
             promise=self.promise.totals(),
         )
 
@@ -337,9 +343,7 @@ class Metrics:
             "shown_ratio_p95": self._shown_ratio_p95,
             "copy_free_ratio": ratio(self._in_place, self._rows),
             "structured_output_total": {**self.shape_events, "late mask": self._late_masks},
-            "overlap_active": None,
-            "gpu_idle_pct": None,
-            "residency_churn_mb_per_token": None,
+            **self.measured,
         }
         return {metric.name: found[metric.name] for metric in METRICS}
 

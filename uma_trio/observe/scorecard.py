@@ -81,6 +81,10 @@ class Scorecard:
             else None
             for lane in LANES
         }
+        if now.storage_bytes is not None and since.storage_bytes is not None:
+            read_mb = (now.storage_bytes - since.storage_bytes) / 1e6
+            churn = ratio(read_mb, now.tokens - since.tokens)
+            metrics.measured["residency_churn_mb_per_token"] = churn
         values = metrics.values()
         found = {
             **{name: _at_the_end(values[name], bins.get(name)) for name in AT_THE_END},

@@ -1,4 +1,4 @@
-"""How a request spent its time, in sentences and in shares. Pure: values in, text out."""
+"""How a request spent its time, as sentences and as shares."""
 
 from __future__ import annotations
 
@@ -13,119 +13,114 @@ if TYPE_CHECKING:
     from uma_protocol import BeginningInfo, GapInfo, PhaseInfo, StoryInfo, TickInfo
 
 PARTS = ("queued", "prefix", "prefill", "decode", "mask", "aside", "parked", "preempted")
-_SLOW = 1.3  # times its prediction: twice the error from which a cost model is not trusted (policy/cost.py)
-_MOST = 0.4  # of its time: a part of at least this is the verdict
-_LEAST_VERDICT_MS = 200.0  # a shorter request has no verdict: nobody has waited
-_ADMITTED_LATE = "what was computed when it came had to end"
-_LEAST_MS = 0.5  # shorter than this is not worth a sentence
+_SLOW = 1.3  # times the prediction: twice the error from which a cost model is not trusted (policy/cost.py)
+_MOST = 0.4  # of the whole time: the least share of the verdict
+_LEAST_VERDICT_MS = 200.0  # shorter requests have no verdict
+_ADMITTED_LATE = "the tick in progress had to end"
+_LEAST_MS = 0.5  # shorter times have no sentence
 
 
-def parts_ms(timeline: StoryInfo) -> dict[str, float]:
-    """Return the milliseconds that each of `PARTS` took."""
+def parts_ms(request: StoryInfo) -> dict[str, float]:
+    """Return the milliseconds of each of `PARTS`."""
     return {
-        "queued": timeline.queue_ms,
-        "prefix": timeline.prefix_ms,
-        "prefill": timeline.prefill.computing_ms + timeline.prefill.waiting_ms,
-        "decode": timeline.decode.computing_ms + timeline.decode.waiting_ms,
-        "mask": timeline.mask_ms,
-        "aside": timeline.aside_ms,
-        "parked": timeline.parked_ms,
-        "preempted": timeline.preempted_ms,
+        "queued": request.queue_ms,
+        "prefix": request.prefix_ms,
+        "prefill": request.prefill.computing_ms + request.prefill.waiting_ms,
+        "decode": request.decode.computing_ms + request.decode.waiting_ms,
+        "mask": request.mask_ms,
+        "aside": request.aside_ms,
+        "parked": request.parked_ms,
+        "preempted": request.preempted_ms,
     }
 
 
-def shares(timeline: StoryInfo) -> dict[str, float]:
-    """Return the share of the request's time that each of `PARTS` took, 0 to 1."""
-    whole = max(timeline.total_ms, 1e-9)
-    return {name: min(1.0, ms / whole) for name, ms in parts_ms(timeline).items()}
+def shares(request: StoryInfo) -> dict[str, float]:
+    """Return the share of the request's time of each of `PARTS`, 0 to 1."""
+    whole = max(request.total_ms, 1e-9)
+    return {name: min(1.0, ms / whole) for name, ms in parts_ms(request).items()}
 
 
-def sentences(timeline: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
-    """Return the story of one request: the head, what it waits for, the verdict, then each part of its time.
+def sentences(request: StoryInfo, ticks: Sequence[TickInfo] = ()) -> list[str]:
+    """Describe a request: the head, why it waits, the verdict, then each part of its time.
 
-    `ticks` are those that are known; the one of its worst gap may be among them.
+    `ticks` are the known ones; the tick of its worst gap may be among them.
     """
-    lines = [_head(timeline)]
-    if timeline.waits:
-        lines.append(f"now: {harmless(timeline.waits)}")
-    lines += verdict(timeline)
-    lines += _parts(timeline)
-    if timeline.worst_gap is not None:
-        lines.append(f"worst gap {worst_gap(timeline.worst_gap, ticks)}")
-    if (rest_ms := timeline.total_ms - sum(parts_ms(timeline).values())) >= _LEAST_MS:
+    lines = [_head(request)]
+    if request.waits:
+        lines.append(f"now: {harmless(request.waits)}")
+    lines += verdict(request)
+    lines += _parts(request)
+    if request.worst_gap is not None:
+        lines.append(f"worst gap {worst_gap(request.worst_gap, ticks)}")
+    if (rest_ms := request.total_ms - sum(parts_ms(request).values())) >= _LEAST_MS:
         lines.append(f"{time_ms(rest_ms)} in none of these parts")
-    if slow := slowdown(timeline.request, ticks):
+    if slow := slowdown(request.request, ticks):
         lines.append(slow)
     return lines
 
 
-def verdict(timeline: StoryInfo) -> list[str]:
-    """Return what most of its time was, in a sentence; nothing where it had no long part."""
-    prefill, decode = timeline.prefill, timeline.decode
-    left_out: Counter[str] = Counter({**prefill.skipped})
-    left_out.update(decode.skipped)
+def verdict(request: StoryInfo) -> list[str]:
+    """Return a sentence about the largest part of the time; none if it is small."""
+    prefill, decode = request.prefill, request.decode
+    left_out = Counter({**prefill.skipped}) + Counter({**decode.skipped})
     ((reason, _),) = left_out.most_common(1) or (("", 0),)
-    why = harmless(timeline.queue_reason or "")
-    what = {
-        "it waited for a slot" + (f": {why}" if why else ""): timeline.queue_ms,
-        "it waited for its beginning": timeline.prefix_ms,
-        "it had lost its slot": timeline.preempted_ms,
-        "its reader was behind": timeline.parked_ms,
+    why = harmless(request.queue_reason or "")
+    parts = {
+        "it waited for a slot" + (f": {why}" if why else ""): request.queue_ms,
+        "it waited for its prefix": request.prefix_ms,
+        "it had lost its slot": request.preempted_ms,
+        "its reader was behind": request.parked_ms,
         f"ticks left it out: {harmless(reason)}": prefill.waiting_ms + decode.waiting_ms,
-        "what its schema or grammar allows was not known yet": timeline.mask_ms,
-        "the engine did other work between ticks, or computed another model": timeline.aside_ms,
+        "it waited for masks of its schema or grammar": request.mask_ms,
+        "the engine did other work between ticks, or computed another model": request.aside_ms,
         "its prompt was computed": prefill.computing_ms,
         "its answer was computed": decode.computing_ms,
     }
-    most = max(what, key=lambda name: what[name])
-    if timeline.total_ms < _LEAST_VERDICT_MS or what[most] < _MOST * timeline.total_ms:
+    most = max(parts, key=lambda name: parts[name])
+    if request.total_ms < _LEAST_VERDICT_MS or parts[most] < _MOST * request.total_ms:
         return []
-    return [f"mostly, {time_ms(what[most])} of {time_ms(timeline.total_ms)}, {most}"]
+    return [f"mostly, {time_ms(parts[most])} of {time_ms(request.total_ms)}, {most}"]
 
 
-def _parts(timeline: StoryInfo) -> list[str]:
-    """Return a sentence for each part of its time that there was."""
-    lines = []
-    if timeline.queue_ms >= _LEAST_MS or timeline.queue_reason:
-        lines.append(_queued(timeline))
-    if timeline.prefix_ms >= _LEAST_MS:
+def _parts(request: StoryInfo) -> list[str]:
+    def timed(ms: float, before: str, after: str) -> list[str]:
+        return [f"{before}{time_ms(ms)}{after}"] if ms >= _LEAST_MS else []
+
+    lines = [_queued(request)] if request.queue_ms >= _LEAST_MS or request.queue_reason else []
+    lines += timed(
+        request.prefix_ms,
+        "waited ",
+        " until its prefix was restored from memory or disk, or computed by another request",
+    )
+    if request.beginning is not None:
+        lines.append(_began(request.beginning, request.prompt_tokens))
+    lines += _phase("prefill", request.prefill)
+    if request.ttft_ms is not None:
+        lines.append(f"first token after {time_ms(request.ttft_ms)}")
+    lines += _phase("decode", request.decode)
+    lines += timed(request.mask_ms, "waited ", " for masks of its schema or grammar")
+    lines += timed(
+        request.aside_ms,
+        "",
+        " between ticks: prefixes were saved or restored, texts encoded, or another model was computed",
+    )
+    lines += timed(request.parked_ms, "parked ", ": its reader was behind")
+    lines += timed(
+        request.held_ms,
+        "computed up to ",
+        " ahead of its reader: tokens were held to be shown evenly",
+    )
+    if request.preemptions:
         lines.append(
-            f"waited {time_ms(timeline.prefix_ms)} until its beginning was restored from memory or disk, or computed by "
-            "another request"
-        )
-    if timeline.beginning is not None:
-        lines.append(_began(timeline.beginning, timeline.prompt_tokens))
-    lines += _phase("prefill", timeline.prefill)
-    if timeline.ttft_ms is not None:
-        lines.append(f"first token after {time_ms(timeline.ttft_ms)}")
-    lines += _phase("decode", timeline.decode)
-    if timeline.mask_ms >= _LEAST_MS:
-        lines.append(
-            f"waited {time_ms(timeline.mask_ms)} for masks: what its schema or grammar allows was not known yet"
-        )
-    if timeline.aside_ms >= _LEAST_MS:
-        lines.append(
-            f"{time_ms(timeline.aside_ms)} between ticks: prefixes were saved or restored, texts encoded, "
-            "or another model was computed"
-        )
-    if timeline.parked_ms >= _LEAST_MS:
-        lines.append(f"parked {time_ms(timeline.parked_ms)}: its reader was behind")
-    if timeline.held_ms >= _LEAST_MS:
-        lines.append(
-            f"computed up to {time_ms(timeline.held_ms)} ahead of its reader: "
-            "tokens were held so that they came evenly"
-        )
-    if timeline.preemptions:
-        lines.append(
-            f"preempted {_times(timeline.preemptions)}, {time_ms(timeline.preempted_ms)} without a slot: "
-            "the KV cache had no room, or a person needed its place; "
-            "what of that was not in the cache any more was computed again"
+            f"preempted {_times(request.preemptions)}, {time_ms(request.preempted_ms)} without a slot: "
+            "the KV cache was full, or an interactive request needed the slot; "
+            "tokens that were not cached were computed again"
         )
     return lines
 
 
 def slowdown(request: int, ticks: Sequence[TickInfo]) -> str:
-    """Say that the machine was slower than it is known to be; "" if it was not."""
+    """Return a sentence if the machine was slower than predicted, else ""."""
     timed = [
         (tick.measured_ms, tick.predicted_ms)
         for tick in ticks
@@ -150,7 +145,6 @@ _SOURCES = {
 
 
 def _began(found: BeginningInfo, prompt_tokens: int) -> str:
-    """Say what of the prompt was cached, and where it and the most similar one differ."""
     if found.tokens:
         where = _SOURCES.get(found.source, harmless(found.source))
         text = f"{found.tokens:,} of {prompt_tokens:,} prompt tokens were cached, {where}: "
@@ -164,7 +158,7 @@ def _began(found: BeginningInfo, prompt_tokens: int) -> str:
 
 
 def worst_gap(gap: GapInfo, ticks: Sequence[TickInfo] = ()) -> str:
-    """Return how long it was and where, and what kept it waiting or how its tick was planned."""
+    """Describe the worst gap: its length, its tick, and the reason."""
     why = harmless(gap.reason)
     if gap.skipped:
         left_out = f"left out of {several(gap.skipped, 'tick')} before it"
@@ -178,34 +172,33 @@ def worst_gap(gap: GapInfo, ticks: Sequence[TickInfo] = ()) -> str:
     return text
 
 
-def _head(timeline: StoryInfo) -> str:
-    names = [harmless(name) for name in (timeline.app, timeline.id) if name]
-    if timeline.choice:
-        names.append(f"choice {timeline.choice}")
-    if timeline.model:
-        names.append(f"model {harmless(timeline.model)}")
-    who = f"Request {timeline.request}" + (f" ({', '.join(names)})" if names else "")
-    if timeline.reason is None:
-        how = f"{timeline.state}, {time_ms(timeline.total_ms)} old"
+def _head(request: StoryInfo) -> str:
+    names = [harmless(name) for name in (request.app, request.id) if name]
+    if request.choice:
+        names.append(f"choice {request.choice}")
+    if request.model:
+        names.append(f"model {harmless(request.model)}")
+    name = f"Request {request.request}" + (f" ({', '.join(names)})" if names else "")
+    if request.reason is None:
+        how = f"{request.state}, {time_ms(request.total_ms)} old"
     else:
-        code = f" {timeline.code}" if timeline.code else ""
-        how = f"ended ({timeline.reason}{code}) after {time_ms(timeline.total_ms)}"
+        code = f" {request.code}" if request.code else ""
+        how = f"ended ({request.reason}{code}) after {time_ms(request.total_ms)}"
     return (
-        f"{who}, {timeline.lane}{_waits(timeline)}: {how}; {several(timeline.prompt_tokens, 'token')} of prompt, "
-        f"{timeline.completion_tokens} of answer."
+        f"{name}, {request.lane}{_waits(request)}: {how}; {several(request.prompt_tokens, 'token')} of prompt, "
+        f"{request.completion_tokens} of answer."
     )
 
 
-def _waits(timeline: StoryInfo) -> str:
-    """Say what somebody waits for, where it is not what the lane says."""
-    return ", its end is waited for" if timeline.awaits == "answer" else ""
+def _waits(request: StoryInfo) -> str:
+    return ", read as a whole" if request.awaits == "answer" else ""
 
 
-def _queued(timeline: StoryInfo) -> str:
-    text = f"queued {time_ms(timeline.queue_ms)}"
-    text += f": {harmless(timeline.queue_reason or _ADMITTED_LATE)}"
-    if timeline.passed_over:
-        text += f"; later requests were let in before it {_times(timeline.passed_over)}"
+def _queued(request: StoryInfo) -> str:
+    text = f"queued {time_ms(request.queue_ms)}"
+    text += f": {harmless(request.queue_reason or _ADMITTED_LATE)}"
+    if request.passed_over:
+        text += f"; later requests were admitted before it {_times(request.passed_over)}"
     return text
 
 
@@ -224,7 +217,6 @@ def _phase(name: str, phase: PhaseInfo) -> list[str]:
 
 
 def _reasons(skipped: Mapping[str, int]) -> str:
-    """Return the reasons, the most frequent first, each with its count if there are several."""
     if len(skipped) == 1:
         return harmless(next(iter(skipped)))
     ordered = sorted(skipped.items(), key=lambda pair: -pair[1])
@@ -232,12 +224,12 @@ def _reasons(skipped: Mapping[str, int]) -> str:
 
 
 def maybe_ms(ms: float | None) -> str:
-    """Return a time as it is said; "-" where there is none."""
+    """Return :func:`time_ms`, or "-" for None."""
     return "-" if ms is None else time_ms(ms)
 
 
 def time_ms(ms: float) -> str:
-    """Return a time as it is said: 3.4 ms, 120 ms, 4.0 s."""
+    """Return a time for a person: 3.4 ms, 120 ms, 4.0 s."""
     return duration(ms / 1e3) if ms >= 100 else f"{ms:.1f} ms"
 
 
