@@ -31,7 +31,6 @@ class Ablated:
         return self.pipeline.keeps_latency_cap and "guard" not in self.left_out
 
     def __call__(self, state: SchedulerState) -> Plan:
-        """Return the plan of one tick."""
         if LANES in self.left_out:
             equal = tuple(evolve(view, lane="interactive") for view in state.sequences)
             state = evolve(state, sequences=equal)

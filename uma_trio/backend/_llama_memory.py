@@ -72,7 +72,6 @@ class CacheMemory:
             raise IndexError(f"there is no slot {seq}")
 
     def placed(self, slots: IntArray, positions: IntArray) -> None:
-        """Note that llama.cpp computed such a batch."""
         if self.map is not None:
             self.map.place(slots, positions)
 
@@ -84,7 +83,6 @@ class CacheMemory:
             self.map.drop(slot, int(positions[slots == slot].min()))
 
     def length(self, seq: int) -> int:
-        """Return how many positions llama.cpp holds for `seq`."""
         return int(lib.seq_pos_max(self._memory, seq)) + 1
 
     def first(self, seq: int) -> int:
@@ -110,7 +108,6 @@ class CacheMemory:
         return [] if self.map is None else self.map.portions(leaves, range(self._n_slots))
 
     def runs(self, seq: int, first: int, last: int) -> int:
-        """Return in how many runs of cells a part lies."""
         return 0 if self.map is None else self.map.runs(seq, first, last)
 
     def remove(self, seq: int, first: int = 0) -> bool:

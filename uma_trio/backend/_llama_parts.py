@@ -103,7 +103,6 @@ class GraphParts:
         return None if self.is_running else self._status
 
     def drop(self, context: int) -> None:
-        """Abort the call, if there is one."""
         if self.is_running:
             lib.set_abort_callback(context, lib.strlen, ctypes.addressof(self._flag))
             self._flag[0] = b"x"
@@ -213,7 +212,6 @@ class EncoderParts:
         return self._graph.advance(most_s)
 
     def drop(self) -> None:
-        """Give up the batch, if there is one."""
         self._graph.drop(self._context)
 
     def close(self) -> None:

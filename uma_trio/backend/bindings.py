@@ -54,7 +54,6 @@ class Build:
 
     @property
     def about(self) -> str:
-        """Return what people call it."""
         brought = f" with the libraries in {self.libraries}" if self.foreign else ""
         return f"{_DISTRIBUTIONS[self.module]} {self.version}".rstrip() + brought
 

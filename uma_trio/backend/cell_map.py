@@ -39,7 +39,6 @@ class CellMap:
         return self._head
 
     def length(self, seq: int) -> int:
-        """Return how many positions `seq` holds."""
         return int(self._lengths[seq])
 
     def exclusive(self, seq: int) -> NDArray[np.bool_]:
@@ -113,7 +112,6 @@ class CellMap:
         self._lengths[dst] = last
 
     def drop(self, seq: int, first: int = 0) -> None:
-        """Let `seq` hold nothing from `first` on."""
         last = int(self._lengths[seq])
         if first >= last:
             return

@@ -38,7 +38,6 @@ class Pair:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens they are together."""
         return len(self.before) + len(self.between) + len(self.behind)
 
 

@@ -202,7 +202,6 @@ def adopt_header(header: GgufHeader, began_ns: int) -> None:
 
 
 def to_plain(header: GgufHeader) -> dict[str, Any]:
-    """Return a header as JSON has it."""
     return {
         "parts": [str(part) for part in header.parts],
         "version": header.version,

@@ -73,7 +73,6 @@ def cache_bytes(header: GgufHeader, room: EncoderRoom) -> int:
 def context_params(
     room: EncoderRoom, threads: int, pooling: int, parts: EncoderParts | None
 ) -> Any:
-    """Return the parameters of an encoder's context."""
     params = llama.llama_context_default_params()
     params.n_batch = params.n_ubatch = room.rows
     params.n_ctx = room.cells or room.rows
@@ -225,7 +224,6 @@ class LlamaEncoder:
         return out
 
     def drop(self) -> None:
-        """Give up the batch."""
         self._parts.drop()
         self._forget()
 

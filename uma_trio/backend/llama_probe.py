@@ -296,7 +296,6 @@ def _found(task: str, path: Path, argument: str) -> dict[str, Any]:
 
 
 def main(task: str, path: Path, argument: str = "") -> None:
-    """Do a task and write what it finds."""
     _own()
     try:
         answer = _found(task, path, argument)

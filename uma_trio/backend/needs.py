@@ -49,7 +49,6 @@ class Needs:
         return self.private + self.mapped
 
     def in_words(self) -> str:
-        """Return the sum and its parts."""
         return (
             f"{mib(self.total)}: {mib(self.own + self.mapped)} of weights, {mib(self.kv)} of KV cache for n_ctx "
             f"{self.n_ctx}, {mib(self.compute + self.work)} to compute with, {mib(self.other + OURS)} for its vocabulary and tables"

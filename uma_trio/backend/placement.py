@@ -32,12 +32,10 @@ class Placement:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether any layer is computed by a device."""
         return self.offloaded > 0
 
     @property
     def all_on_gpu(self) -> bool:
-        """Whether devices compute all layers."""
         return self.offloaded == self.layers
 
     @property

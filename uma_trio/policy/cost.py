@@ -92,7 +92,6 @@ class Staircase:
         return max(0.0, found)
 
     def table(self) -> Mapping[int, float]:
-        """Return the seconds by count."""
         return dict(zip(self.at, self.seconds, strict=True))
 
     def times(self, factor: float) -> Staircase:

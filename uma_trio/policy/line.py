@@ -66,7 +66,6 @@ class _Room:
     gone: set[int] = field(factory=set)
 
     def give(self, chosen: Waiting) -> None:
-        """Account for a request that got a slot."""
         self.gone.add(chosen.key)
         self.running.update(chosen.path)
         self.slots -= 1

@@ -35,7 +35,6 @@ class Pipeline:
     keeps_latency_cap: bool = False
 
     def __call__(self, state: SchedulerState) -> Plan:
-        """Return the plan of one tick."""
         plan = Plan(memory=state.memory)
         for transformer in self.stages.values():
             plan = transformer(state, plan)

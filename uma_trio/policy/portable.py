@@ -132,7 +132,6 @@ def decode(text: bytes) -> Line:
 
 
 def plain(value: Any) -> Any:
-    """Return an attrs value as what JSON has."""
     return _converter.unstructure(value)
 
 

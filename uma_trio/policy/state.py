@@ -172,7 +172,6 @@ class Waiting:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """As of a sequence."""
         return (*self.within, self.client)
 
 
@@ -204,7 +203,6 @@ class Holder:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """As of a sequence."""
         return (*self.within, self.client)
 
 
@@ -369,7 +367,6 @@ class SchedulerState:
 
     @cached_property
     def views(self) -> Mapping[int, SequenceView]:
-        """The sequences by key."""
         return {view.key: view for view in self.sequences}
 
     @cached_property
@@ -385,7 +382,6 @@ class SchedulerState:
 
     @property
     def drafting(self) -> bool:
-        """Whether a sequence has drafts."""
         return max([view.drafted for view in self.sequences], default=0) > 0
 
     @cached_property

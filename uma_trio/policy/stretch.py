@@ -90,7 +90,6 @@ class OwnMachine:
         turns.insert(place, _Turn(key, arrived, own_s, end))
 
     def ends(self) -> Mapping[int, float]:
-        """Return when each prompt would be computed, by key."""
         return {turn.key: turn.end for turn in self._turns}
 
     def is_idle(self, now: float) -> bool:

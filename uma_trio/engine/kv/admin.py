@@ -13,7 +13,6 @@ Mine = Callable[[str], bool]
 
 
 def handle(prefix: PrefixCache, message: Prefix) -> PrefixReport:
-    """Carry out a message, and return the resulting content."""
     if message.clear:
         return clear(prefix, message.mine)
     if message.session is not None:

@@ -492,7 +492,6 @@ class PrefixCache:
         self._promoted.pop(handle, None)
 
     def figures(self) -> PrefixFigures:
-        """Return the counters."""
         failures = dict(self.failures)
         if self.saving.failures:
             failures["save"] = self.saving.failures

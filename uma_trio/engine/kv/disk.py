@@ -74,7 +74,6 @@ class _Index(PageStore):
             most -= 1
 
     def discard(self, page: Page) -> None:
-        """Drop a page with all that follow it."""
         found, left = [], [page]
         while left:
             found.append(left.pop())
@@ -123,7 +122,6 @@ class Reading:
         return sum(part.page.n_bytes for part in self.parts)
 
     def cancel(self) -> None:
-        """Read no more for this request."""
         for part in self.parts:
             part.wanted -= 1
         self.parts.clear()
@@ -173,7 +171,6 @@ class PrefixDisk:
 
     @property
     def n_bytes(self) -> int:
-        """The size of all pages."""
         return self._index.n_bytes
 
     def of(self, model: str, wake: Callable[[], object]) -> ModelDisk:
@@ -447,7 +444,6 @@ class ModelDisk:
         return read_s <= sum(page.cost_s for page in pages)
 
     def read(self, pages: Iterable[Page]) -> Reading:
-        """Have pages read."""
         return self.disk.read(pages, self._wake)
 
 

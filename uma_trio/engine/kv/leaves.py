@@ -79,11 +79,9 @@ class Leaves:
     _counted: bool = True
 
     def __iter__(self) -> Iterator[Leaf]:
-        """Yield each, in the order of their last use."""
         return iter(tuple(self._leaves.values()))
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._leaves)
 
     def free_id(self) -> int | None:
@@ -128,7 +126,6 @@ class Leaves:
             leaf.cells = cells
 
     def use(self, leaf: Leaf, now: float) -> None:
-        """Note that a request used it."""
         self._leaves[leaf.seq] = self._leaves.pop(leaf.seq)
         leaf.used_at, leaf.paid_s, leaf.coming_s, leaf.leaving = now, 0.0, 0.0, False
 

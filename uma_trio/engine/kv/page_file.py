@@ -91,7 +91,6 @@ class PageFolder:
         return self._mac(text).hex()
 
     def name(self, page: bytes) -> str:
-        """Return the name of the file of the page with this digest."""
         return self.hash(b"page " + page) + SUFFIX
 
     def changed(self) -> int:
@@ -144,7 +143,6 @@ class PageFolder:
             return cells.data
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files, as far as that is possible."""
         for name in names:
             try:
                 (self.path / name).unlink()

@@ -26,7 +26,6 @@ class StoredFile:
     n_bytes: int
 
     def __len__(self) -> int:
-        """Return its size."""
         return self.n_bytes
 
 
@@ -57,7 +56,6 @@ class Page:
 
     @property
     def end(self) -> int:
-        """The position after its last token."""
         return self.start + len(self.tokens)
 
     @property
@@ -72,7 +70,6 @@ class Page:
 
     @property
     def namespace(self) -> str:
-        """Its namespace."""
         page = self
         while page.parent is not None:
             page = page.parent
@@ -80,7 +77,6 @@ class Page:
 
     @property
     def path(self) -> tuple[Page, ...]:
-        """The pages from the first to this one."""
         pages: list[Page] = []
         page: Page | None = self
         while page is not None and page.parent is not None:
@@ -117,7 +113,6 @@ class PageTrie:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """The namespaces with pages."""
         return tuple(self._roots)
 
     def match(self, namespace: str, tokens: IntArray) -> tuple[Page | None, int]:

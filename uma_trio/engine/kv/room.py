@@ -101,7 +101,6 @@ class Room:
         return _TICK_S if cost is None else cost.seconds(Work(1, 1))
 
     def drop(self, leaf: Leaf) -> None:
-        """Free a leaf's cells."""
         self.saving.forget(leaf)
         self.leaves.drop(leaf)
 
@@ -187,7 +186,6 @@ class Room:
         return cost is not None and cost.recapture_s > 0 and self._mark_s >= cost.change_s
 
     def mark_fell(self) -> None:
-        """Note that the mark was lowered."""
         self._mark_s = 0.0
 
     def _prices(self) -> Prices | None:

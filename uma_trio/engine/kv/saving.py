@@ -92,7 +92,6 @@ class Saving:
         return self.restore_takes[False]
 
     def restore_s(self, page: Page) -> float:
-        """Return how long restoring a page should take."""
         return self.token_s * len(page.tokens)
 
     def worth_restoring(self, pages: Sequence[Page]) -> bool:
@@ -109,7 +108,6 @@ class Saving:
         )
 
     def restored(self, n_tokens: int, took_s: float) -> None:
-        """Learn from a restore."""
         self.restore_takes.learn(scattered=False, token_s=took_s / n_tokens)
 
     def add(self, leaf: Leaf) -> None:
@@ -145,7 +143,6 @@ class Saving:
         return leaf in self._queue
 
     def forget(self, leaf: Leaf) -> None:
-        """Do not save a leaf that was dropped."""
         if leaf in self._queue:
             self._queue.remove(leaf)
 
@@ -417,7 +414,6 @@ class CellTimes:
         self._guessed = {False, True} if guessed else set()
 
     def __getitem__(self, scattered: bool) -> float:
-        """Return the seconds a token."""
         return self._seconds[scattered]
 
     def guessed(self, *, scattered: bool) -> bool:
@@ -425,7 +421,6 @@ class CellTimes:
         return scattered in self._guessed
 
     def learn(self, *, scattered: bool, token_s: float) -> None:
-        """Learn from a measurement."""
         if scattered in self._guessed:
             self._guessed.remove(scattered)
             self._seconds[scattered] = token_s

@@ -55,7 +55,6 @@ class FoundPrefix:
 
     @property
     def there(self) -> int:
-        """How many tokens are cached."""
         return max(self.resident, self.saved, self.on_disk)
 
     @property

@@ -107,11 +107,9 @@ class PageStore:
 
     @property
     def n_pages(self) -> int:
-        """How many pages are saved."""
         return self._n
 
     def held_by(self, owner: Path) -> int:
-        """Return the size of the pages of an owner."""
         return self._by_owner.get(owner, 0)
 
     def match(self, namespace: str, tokens: IntArray) -> tuple[Page | None, int]:
@@ -168,7 +166,6 @@ class PageStore:
         return page
 
     def used(self, pages: Iterable[Page]) -> None:
-        """Note that a hit used these pages."""
         for page in pages:
             self._account(page, -1)
             page.uses += 1

@@ -49,7 +49,6 @@ class NamespaceUse:
         return use
 
     def clear(self, namespace: str) -> None:
-        """Forget a namespace."""
         self._by_namespace.pop(namespace, None)
 
 

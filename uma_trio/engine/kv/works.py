@@ -40,12 +40,10 @@ class Restoring:
     makes_room: bool = False
 
     def claim(self, *, idle: bool) -> Part | None:
-        """Return the next page."""
         need_s = self.prefix.next_restore_s()
         return None if need_s is None else Part(need_s, waits=True)
 
     def advance(self, most_s: float, *, idle: bool) -> float:
-        """Restore pages."""
         took_s = 0.0
         while took_s < most_s and (need_s := self.prefix.next_restore_s()) is not None:
             if most_s - took_s < need_s:
@@ -71,7 +69,6 @@ class SavingLeaves:
         return Part(saving.next_s(QUICK_S) if idle else 0.0)
 
     def advance(self, most_s: float, *, idle: bool) -> float:
-        """Save pages."""
         prefix = self.prefix
         if idle:
             prefix.saving.one(most_s)

@@ -79,7 +79,6 @@ class Stopwatch:
         return self.uncounted if shape.tokens <= LAUNCHED else 0
 
     def time(self, shape: BatchShape) -> float:
-        """Return the seconds of one decode of `shape`."""
         slots = min(shape.rows, self.n_slots)
         each, more = divmod(shape.tokens, slots)
         shares = [(slot, 0, each + (slot < more)) for slot in range(slots)]
@@ -187,11 +186,9 @@ class Samples:
         return shape in self._seconds
 
     def add(self, shape: BatchShape, seconds: float) -> None:
-        """Keep one more sample of `shape`."""
         self._seconds.setdefault(shape, []).append(seconds)
 
     def count(self, shape: BatchShape) -> int:
-        """Return how many samples of `shape` there are."""
         return len(self._seconds.get(shape, ()))
 
     def settled(self, shape: BatchShape) -> bool:
