@@ -30,11 +30,10 @@ from uma_trio.engine.messages import (
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.recorder import Recorder
 from uma_trio.observe.records import TickRecord
-from uma_trio.policy.cost import CostModel, Staircase, Work
+from uma_trio.policy.cost import CostModel, Staircase, Traffic, Work
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.portable import TracedTick
 from uma_trio.policy.state import NO_WORK, Contract, SchedulerState
-from uma_trio.policy.traffic import Traffic
 from uma_trio.words import Lane
 from uma_trio_sim.ablation import ablated
 from uma_trio_sim.fake import FakeBackend, InjectedFault

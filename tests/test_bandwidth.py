@@ -7,11 +7,10 @@ from attrs import evolve
 from policy_kit import decoder, prompt, state
 
 from uma_trio.policy.accounting import account
-from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.cost import CostModel, Staircase, Traffic
 from uma_trio.policy.deadline.bandwidth import guard_bandwidth
 from uma_trio.policy.plan import Limit, Plan, PlanItem
 from uma_trio.policy.state import Contract, Memory, SchedulerState
-from uma_trio.policy.traffic import Traffic
 
 DENSE = Traffic(weight_bytes=1e9, cell_bytes=1e5)
 

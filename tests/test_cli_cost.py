@@ -22,7 +22,7 @@ from uma_trio.cli.cost import (
 from uma_trio.cli.doctor import doctor
 from uma_trio.config.options import Config
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.costing.measured import Measured
+from uma_trio.policy.costing.calibrate import Measured
 from uma_trio_sim.fake import FakeBackend
 
 STAIRS = CostModel(Staircase((1, 2, 3, 4, 8, 64), (0.008, 0.012, 0.016, 0.011, 0.019, 0.094)))

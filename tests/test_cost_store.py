@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from uma_trio.backend.placement import Placement
+from uma_trio.backend._llama_options import Placement
 from uma_trio.policy.cost import CostModel, Staircase
 from uma_trio.policy.costing import store
-from uma_trio.policy.costing.measured import Neighbour, measured_cost
+from uma_trio.policy.costing.calibrate import Neighbour, measured_cost
 from uma_trio.policy.costing.neighbours import CpuTimes
 from uma_trio.policy.costing.store import Unusable, cost_file, recall, remember
 from uma_trio_sim.fake import FakeBackend

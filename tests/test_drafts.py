@@ -41,7 +41,7 @@ from uma_trio.engine.planner import EngineSettings
 from uma_trio.policy.accounting import planned_work
 from uma_trio.policy.check import check_plan
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.costing.measured import Measured
+from uma_trio.policy.costing.calibrate import Measured
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.deadline.drafts import add_drafts
 from uma_trio.policy.deadline.shape import MOST_BALLAST, ballast_for

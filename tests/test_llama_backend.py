@@ -24,10 +24,10 @@ from uma_trio.app.wiring import load_backend
 from uma_trio.backend import _llama_lib
 from uma_trio.backend._llama_info import described
 from uma_trio.backend._llama_lib import LogLevel, parse_features
+from uma_trio.backend._llama_options import Placement
 from uma_trio.backend._llama_vocab import cut_long_lines
 from uma_trio.backend.base import BackendDied, DecodeStatus, ModelError
 from uma_trio.backend.llama import OVER, LlamaBackend, system_info
-from uma_trio.backend.placement import Placement
 from uma_trio.config.options import Config
 from uma_trio.models import bundled_model
 from uma_trio.policy.plan import Plan, PlanItem

@@ -35,10 +35,10 @@ from uma_trio.observe.memory import (
 from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.scorecard import Scorecard
 from uma_trio.observe.table_file import TableFile
+from uma_trio.policy.cost import Traffic
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.state import Contract
-from uma_trio.policy.traffic import Traffic
 from uma_trio.words import Lane
 from uma_trio_sim.fake import FakeBackend
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from uma_trio.backend import _llama_options, kv_memory
-from uma_trio.backend._llama_options import FLASH_LEFT, refuse_without_room
+from uma_trio.backend._llama_options import FLASH_LEFT, Placement, refuse_without_room
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader, read_header
-from uma_trio.backend.placement import Placement
 from uma_trio.models import bundled_model
 
 CARD = ["Big GPU"]

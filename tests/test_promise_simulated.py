@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from uma_trio.engine.messages import Targets
-from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.cost import CostModel, Staircase, Traffic
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import Contract
-from uma_trio.policy.traffic import Traffic
 from uma_trio_sim.ablation import ablated
 from uma_trio_sim.machine import HOST_S, TABLES, Profile, built_in, gaussian, modelled, staircase
 from uma_trio_sim.simulation import Simulation

@@ -23,8 +23,7 @@ from uma_trio.engine.outlet import Outlet
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel, Staircase
-from uma_trio.policy.costing.calibrate import Calibration
-from uma_trio.policy.costing.measured import measured_cost
+from uma_trio.policy.costing.calibrate import Calibration, measured_cost
 from uma_trio.policy.costing.neighbours import (
     CpuTimes,
     QuietWatch,

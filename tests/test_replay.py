@@ -21,7 +21,7 @@ from uma_trio.observe.records import TickRecord
 from uma_trio.observe.trace import LineFile, TraceFile
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import BUILT_IN
-from uma_trio.policy.cost import CostModel, Staircase
+from uma_trio.policy.cost import CostModel, Staircase, Traffic
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import NO_LIMIT, Limit, Plan, PlanItem
 from uma_trio.policy.portable import (
@@ -35,7 +35,6 @@ from uma_trio.policy.portable import (
     encode,
 )
 from uma_trio.policy.state import Contract, GuardMemory, MeasuredTick, Memory, SchedulerState
-from uma_trio.policy.traffic import Traffic
 from uma_trio.policy.tuning import TUNING, Tuning
 from uma_trio_sim.commands.replay import replay as replay_verb
 from uma_trio_sim.replay import Replayed, replay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uma_trio.policy.traffic import Traffic
+from uma_trio.policy.cost import Traffic
 
 DENSE = Traffic(weight_bytes=300e6)
 MIXTURE = Traffic(weight_bytes=100e6, expert_bytes=40e6, experts=8, experts_used=2)

@@ -26,11 +26,11 @@ from scene_kit import CPU, GPU, Noted, Scene, play
 
 from uma_trio import __version__
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.policy.cost import Traffic
 from uma_trio.policy.deadline.fill import SAVING
 from uma_trio.policy.deadline.slack import PROMPTS_FIRST
 from uma_trio.policy.portable import Footer, Header, Line, TracedTick, decode, encode
 from uma_trio.policy.state import Contract
-from uma_trio.policy.traffic import Traffic
 from uma_trio.words import Lane
 from uma_trio_sim.ablation import ablated
 from uma_trio_sim.fake import InjectedFault

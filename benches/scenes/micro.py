@@ -44,11 +44,11 @@ from uma_protocol import (
 from uma_protocol.testing import ConnectionPair
 from uma_trio.policy.admission import admit, preempt_for_interactive, preempt_parked
 from uma_trio.policy.by_name import find_policy
+from uma_trio.policy.cost import Traffic
 from uma_trio.policy.line import MOST_PASSED_OVER
 from uma_trio.policy.pipeline import Policy
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import AdmissionState, Holder, SchedulerState, Waiting
-from uma_trio.policy.traffic import Traffic
 from uma_trio.text import chat as text
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.words import Lane

@@ -43,7 +43,7 @@ from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.records import Recorded
 from uma_trio.observe.view import MOST_TICKS
 from uma_trio.policy.cost import CostModel
-from uma_trio.policy.costing.measured import Neighbour
+from uma_trio.policy.costing.calibrate import Neighbour
 from uma_trio.policy.costing.store import cost_file, remember
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
 from uma_trio.policy.state import Contract

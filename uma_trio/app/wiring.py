@@ -34,10 +34,9 @@ from uma_trio.observe.catalogue import COLUMNS
 from uma_trio.observe.table_file import AnotherTable, TableFile
 from uma_trio.observe.trace import TraceFile
 from uma_trio.policy.by_name import find_policy
-from uma_trio.policy.cost import CostModel, Work
-from uma_trio.policy.costing.calibrate import assume_looking_back
+from uma_trio.policy.cost import CostModel, Traffic, Work
+from uma_trio.policy.costing.calibrate import Neighbour, assume_looking_back, measured_cost
 from uma_trio.policy.costing.copying import known_copies
-from uma_trio.policy.costing.measured import Neighbour, measured_cost
 from uma_trio.policy.costing.neighbours import in_words
 from uma_trio.policy.costing.store import (
     cache_folder,
@@ -50,7 +49,6 @@ from uma_trio.policy.costing.store import (
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
-from uma_trio.policy.traffic import Traffic
 from uma_trio.policy.tuning import TUNING
 from uma_trio.service.checks import Bounds
 from uma_trio.text.prompt import Unrenderable

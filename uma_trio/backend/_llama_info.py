@@ -8,10 +8,10 @@ from typing import Final
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_lib import SystemInfo
+from uma_trio.backend._llama_options import Placement
 from uma_trio.backend.base import ModelFacts
 from uma_trio.backend.gguf_header import GgufHeader, name_of
 from uma_trio.backend.kv_memory import kv_bytes, weights_read
-from uma_trio.backend.placement import Placement
 from uma_trio.words import one_line
 
 _META_KEYS: Final = 4096

@@ -20,7 +20,6 @@ import numpy as np
 from attrs import evolve, frozen
 
 from uma_trio.backend import _llama_lib as lib
-from uma_trio.backend._llama_adapters import set_adapters
 from uma_trio.backend._llama_binding import llama
 from uma_trio.backend._llama_info import described, model_info, placed
 from uma_trio.backend._llama_lib import LogSink, SystemInfo, system_info
@@ -31,10 +30,12 @@ from uma_trio.backend._llama_load import (
     load_model,
     make_context,
     release,
+    set_adapters,
 )
 from uma_trio.backend._llama_memory import CacheMemory
 from uma_trio.backend._llama_options import (
     FLASH_OFF,
+    Placement,
     checked,
     flash_type,
     refuse_without_room,
@@ -61,7 +62,6 @@ from uma_trio.backend.base import (
 )
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH
-from uma_trio.backend.placement import Placement
 from uma_trio.backend.polite import at_once, politely
 
 __all__ = ["LlamaBackend", "SystemInfo", "system_info"]

@@ -21,6 +21,7 @@ from uma_trio.backend._llama_info import placed
 from uma_trio.backend._llama_load import compute_tokens, load_model, make_context
 from uma_trio.backend._llama_options import (
     FLASH_OFF,
+    Placement,
     checked,
     flash_type,
     spare_sequences,
@@ -30,7 +31,6 @@ from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import GgufHeader, read_header
 from uma_trio.backend.kv_memory import N_BATCH, kv_bytes, score_copy_bytes
 from uma_trio.backend.needs import Estimate, Needs, Question
-from uma_trio.backend.placement import Placement
 from uma_trio.words import MIB
 
 # llama-context.cpp, sched_reserve and the constructor: "%10s compute buffer size = %8.2f MiB".

@@ -278,10 +278,10 @@ def _found(task: str, path: Path, argument: str) -> dict[str, Any]:
     """Return the answer to a task. Raises :class:`ModelError`."""
     if task == "head":
         return to_plain(read_header(path))
-    from uma_trio.backend import _llama_adapters, llama_needs
+    from uma_trio.backend import _llama_load, llama_needs
 
     if task == "adapter":
-        _llama_adapters.try_adapter(path, Path(argument))
+        _llama_load.try_adapter(path, Path(argument))
         return {}
     asked = json.loads(argument)
     question = None

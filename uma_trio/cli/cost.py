@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from uma_trio.backend.base import Backend
     from uma_trio.config.options import Config
     from uma_trio.policy.cost import CostModel
-    from uma_trio.policy.costing.measured import Measured
+    from uma_trio.policy.costing.calibrate import Measured
 
 Load = Callable[["Config", "Progress | None"], "Backend"]
 
@@ -48,7 +48,7 @@ def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None =
     """Print the staircase of the configured model: 0, or 1 if it cannot be loaded."""
     from uma_trio.app.wiring import chosen_policy, load_backend
     from uma_trio.backend.base import ModelError
-    from uma_trio.policy.costing.measured import measured_cost
+    from uma_trio.policy.costing.calibrate import measured_cost
     from uma_trio.policy.pipeline import needs_cost
 
     if not needs_cost(chosen_policy(config)):

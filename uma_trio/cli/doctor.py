@@ -324,9 +324,9 @@ def check_policy(config: Config) -> Findings:
 def check_model(config: Config, devices: Sequence[str] = ()) -> Findings:
     """See whether the model's file is usable, and whether its layers are where they are fast."""
     from uma_trio.app.wiring import gives_of, model_path
+    from uma_trio.backend._llama_options import Placement
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
-    from uma_trio.backend.placement import Placement
 
     try:
         header = read_header(model_path(config))

@@ -28,7 +28,7 @@ from uma_trio.engine.sequences import Sequence, foreseen, same_place
 from uma_trio.machine.background import EARLY_S
 from uma_trio.machine.work import CAREFUL, PART_S, Claim
 from uma_trio.policy.accounting import as_measured
-from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.cost import CostModel, Traffic, Work
 from uma_trio.policy.deadline.shape import MOST_BALLAST
 from uma_trio.policy.deadline.slack import alone_s, is_read, margin, reach_of, step_s
 from uma_trio.policy.evolving import evolve
@@ -44,7 +44,6 @@ from uma_trio.policy.state import (
     SchedulerState,
     SequenceView,
 )
-from uma_trio.policy.traffic import Traffic
 
 
 @frozen

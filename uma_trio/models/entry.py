@@ -18,7 +18,7 @@ from uma_trio.app.deployment import Deployment, KeptPrefixes
 from uma_trio.app.wiring import adapters_of, chat_template, configured_names, model_path
 from uma_trio.app.wiring_encoders import EncoderDeployment
 from uma_trio.backend.base import Adapter, ModelError, ModelFacts
-from uma_trio.backend.file_facts import facts_of_file
+from uma_trio.backend.gguf_header import facts_of_file
 from uma_trio.backend.needs import Estimate
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config

@@ -23,7 +23,7 @@ from uma_trio.models.entry import AnyDeployment, Entry, Unwanted
 from uma_trio.models.room import ModelRoom, NoRoom, collect
 from uma_trio.models.trial import computed, probed, recalled, tried
 from uma_trio.observe import log
-from uma_trio.policy.costing.measured import Neighbour
+from uma_trio.policy.costing.calibrate import Neighbour
 from uma_trio.service.ask import Refusal
 from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service

@@ -9,9 +9,8 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from uma_trio.policy.cost import CostModel, Work
+from uma_trio.policy.cost import CostModel, Traffic, Work
 from uma_trio.policy.evolving import value
-from uma_trio.policy.traffic import Traffic
 from uma_trio.policy.tuning import TUNING, Tuning
 from uma_trio.words import Awaits, Lane
 
