@@ -14,7 +14,7 @@ from typing import Any
 
 from draw_states import brief
 
-from uma_trio.api import embeddings, rerank, status
+from uma_trio.api import encoders, status
 from uma_trio.api.anthropic.endpoint import Messages
 from uma_trio.api.bodies import BodySpec
 from uma_trio.api.llama import server as llama_server
@@ -40,10 +40,10 @@ TEXT: Mapping[str, Sequence[BodySpec[Any]]] = {
     "o": (ollama.OPTIONS,),
 }
 OTHERS: Mapping[str, Sequence[BodySpec[Any]]] = {
-    "/embeddings": (embeddings.EMBEDDINGS,),
-    "/embedding": (embeddings.EMBEDDING,),
-    "/api/embed, /api/embeddings": (embeddings.OLLAMA_EMBED,),
-    "/rerank": (rerank.RERANK,),
+    "/embeddings": (encoders.EMBEDDINGS,),
+    "/embedding": (encoders.EMBEDDING,),
+    "/api/embed, /api/embeddings": (encoders.OLLAMA_EMBED,),
+    "/rerank": (encoders.RERANK,),
     "/tokenize": (llama_server.TOKENIZE,),
     "/detokenize": (llama_server.DETOKENIZE,),
     "/apply-template": (llama_server.APPLY_TEMPLATE,),

@@ -19,7 +19,7 @@ import trio
 from attrs import Factory, define, frozen
 from net_kit import at_once
 
-from uma_trio.api import bodies, tokens
+from uma_trio.api import bodies, prompts
 from uma_trio.http import sse, writing
 from uma_trio.http.pieces import decoded
 from uma_trio_sim.fake import FakeVocabulary
@@ -138,7 +138,7 @@ class Meter(trio.abc.Instrument):
         monkeypatch.setattr(
             bodies, "decoded", lambda body, limits: decoded(body, limits, self._load)
         )
-        for module in (writing, sse, tokens):
+        for module in (writing, sse, prompts):
             monkeypatch.setattr(module, "_encode", self._encode)
         trio.lowlevel.add_instrument(self)
         try:

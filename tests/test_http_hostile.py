@@ -15,7 +15,7 @@ from http_kit import Answer, Client, HttpHouse, http_house
 from trio.testing import MockClock
 
 from uma_trio.api.bodies import decode, document_of
-from uma_trio.api.rerank import RERANK
+from uma_trio.api.encoders import RERANK
 from uma_trio.http.connection import Connection
 from uma_trio.http.errors import Fault
 from uma_trio.sockets.principal import Principal

@@ -10,7 +10,7 @@ from net_kit import TICK_S
 from trio.testing import MockClock
 
 from uma_trio.api.anthropic.messages import choice_of, goes_on, messages_of, tools_of
-from uma_trio.api.turns import UNSEEN
+from uma_trio.api.chats import UNSEEN
 from uma_trio.service.ask import Call, Chat, Message, Tool, ToolChoice
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 

@@ -9,9 +9,9 @@ from http_kit import HttpHouse, events_of, http_house
 from net_kit import TICK_S
 from trio.testing import MockClock
 
+from uma_trio.api.chats import UNSEEN
 from uma_trio.api.responses import messages as responses_input
 from uma_trio.api.responses.messages import choice_of, messages_of, tools_of
-from uma_trio.api.turns import UNSEEN
 from uma_trio.service.ask import Call, Chat, Message, ToolChoice
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from net_kit import at_once
 from trio.testing import MockClock
 
-from uma_trio.api import tokens
-from uma_trio.api.tokens import ids_of, written_ids
+from uma_trio.api import prompts
+from uma_trio.api.prompts import ids_of, written_ids
 from uma_trio.http.errors import Fault
 from uma_trio.text.slices import utf8, utf8_length
 
@@ -74,7 +74,7 @@ async def test_more_tokens_than_are_taken_are_not_turned_into_text(
         assert len(answer.json["content"].encode()) == 5000
     async with http_house(body_values=5000, max_prompt_bytes=1000) as daemon:
         asked = b'{"tokens":[%b]}' % b",".join([b"5"] * 1500)
-        monkeypatch.setattr(tokens, "MANY", 16)
+        monkeypatch.setattr(prompts, "MANY", 16)
         served = daemon.inner.served
         monkeypatch.setattr(type(served), "detokenize", lambda self, ids: b"x" * 10 * len(ids))
         assert (await daemon.ask("POST", "/detokenize", asked)).status == 413

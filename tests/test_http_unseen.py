@@ -10,7 +10,7 @@ from net_kit import TICK_S
 from reply_kit import HERMES_TEMPLATE
 from trio.testing import MockClock
 
-from uma_trio.api.turns import UNSEEN
+from uma_trio.api.chats import UNSEEN
 from uma_trio_sim.fake import FakeBackend, linear_cost
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}

@@ -33,7 +33,7 @@ from uma_protocol import (
 )
 from uma_trio.client import ServerError, connect
 from uma_trio.client.encoding import MAX_TEXTS, batches
-from uma_trio.uds import encoded
+from uma_trio.uds import relay
 
 
 def encoders(**options: Any) -> dict[Any, FakeEncoder]:
@@ -79,7 +79,7 @@ async def test_many_vectors_come_in_several_events(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each says which texts its vectors are of."""
-    monkeypatch.setattr(encoded, "EVENT_BYTES", 2 * 4 * 4)
+    monkeypatch.setattr(relay, "EVENT_BYTES", 2 * 4 * 4)
     async with house(encoders=encoders()) as daemon:
         client = daemon.connect()
         await client.send(Embed(id="a", input=tuple("abcde")))

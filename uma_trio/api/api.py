@@ -37,10 +37,9 @@ from uma_trio.api.loading import (
     keeps_loaded,
     model_for,
 )
-from uma_trio.api.prompts import with_prompts
+from uma_trio.api.prompts import FEW, text_of_ids, with_prompts
 from uma_trio.api.shapes import refuse_other_shapes, shape_of
 from uma_trio.api.streams import MUCH, Encoder, WholeAnswer, stream, whole
-from uma_trio.api.tokens import FEW, text_of_ids
 from uma_trio.api.tools import headers_of
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.http import sse
@@ -327,7 +326,6 @@ async def answered(
 
 
 async def _answered(request: Api[Any], asks: Sequence[Ask], exchange: Exchange) -> Reply | None:
-    """Answer a request whose model is loaded."""
     context, body = request.context, request.body
     keep_alive = getattr(body, "keep_alive", None)
     if not keeps_loaded(keep_alive, context.service, request.origin.principal, body.model):

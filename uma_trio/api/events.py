@@ -198,7 +198,6 @@ def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
 
 
 def _picture(service: Service, state: State, viewer: Viewer) -> dict[str, Any]:
-    """Return what runs and waits on all models."""
     cells, kept = state.cells, state.prefixes
     shelf = () if service.shelf is None else service.shelf.entries
     counts = {

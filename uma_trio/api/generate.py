@@ -51,7 +51,6 @@ async def generate(exchange: Exchange, context: Context) -> Reply | None:
 async def _answered(
     asked: Generate, ask: Ask, origin: Origin, exchange: Exchange, context: Context
 ) -> Reply | None:
-    """Answer a request whose model is loaded."""
     async with context.service.generate([ask], origin, context.served) as answers:
         if asked.stream:
             await stream(exchange, context, answers, _Events(asked, answers, context), ())

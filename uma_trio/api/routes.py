@@ -8,20 +8,21 @@ from attrs import evolve
 
 from uma_protocol import Generate
 from uma_trio.api.anthropic.endpoint import CountTokens, Messages, count_tokens, messages
-from uma_trio.api.anthropic.errors import reply_to as messages_error
+from uma_trio.api.anthropic.events import reply_to as messages_error
 from uma_trio.api.bodies import BodySpec
 from uma_trio.api.context import Context, fault_of_refusal
-from uma_trio.api.embeddings import (
+from uma_trio.api.encoders import (
     EMBEDDING,
     EMBEDDINGS,
     OLLAMA_EMBED,
+    RERANK,
     embedding,
     embeddings,
     ollama_embed,
     ollama_embeddings,
+    rerank,
 )
 from uma_trio.api.events import events
-from uma_trio.api.explain import explain
 from uma_trio.api.generate import generate
 from uma_trio.api.llama.completion import Completion, completion, completions
 from uma_trio.api.llama.server import (
@@ -38,13 +39,12 @@ from uma_trio.api.llama.server import (
 from uma_trio.api.ollama.bodies import CHAT, GENERATE
 from uma_trio.api.ollama.endpoint import chat as ollama_chat
 from uma_trio.api.ollama.endpoint import generate as ollama_generate
-from uma_trio.api.ollama.errors import reply_to as ollama_error
+from uma_trio.api.ollama.lines import reply_to as ollama_error
 from uma_trio.api.ollama.models import SHOW, no_store, ps, root, show, tags, version
 from uma_trio.api.openai.chat import ChatCompletions, chat_completions, chat_tokens
 from uma_trio.api.openai.completions import Completions
 from uma_trio.api.openai.models import NAMED, load, model, models, unload
 from uma_trio.api.openapi import openapi
-from uma_trio.api.rerank import RERANK, rerank
 from uma_trio.api.responses.endpoint import (
     Compact,
     Responses,
@@ -53,7 +53,7 @@ from uma_trio.api.responses.endpoint import (
     responses,
     stored_response,
 )
-from uma_trio.api.status import PRIORITY, health, metrics, priority, router_figures
+from uma_trio.api.status import PRIORITY, explain, health, metrics, priority, router_figures
 from uma_trio.http.errors import native_error
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
@@ -65,7 +65,6 @@ SOCKET_GENERATE = BodySpec(Generate)
 
 
 async def _openapi(exchange: Exchange, context: Context) -> Reply:
-    """Return the OpenAPI document of all paths."""
     return Reply(200, _document())
 
 

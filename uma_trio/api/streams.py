@@ -173,7 +173,6 @@ def _ready(parts: Sequence[Part]) -> bytes | None:
 
 
 async def _all(parts: Sequence[Part], context: Context) -> list[bytes]:
-    """Return all parts, after writing those that are long in a helper thread."""
     return [part if isinstance(part, bytes) else await context.run_blocking(part) for part in parts]
 
 
@@ -227,7 +226,6 @@ def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> Said:
 
 
 def _last_words(encoder: Encoder, index: int, finished: Finished, context: Context) -> Part:
-    """Return the event that ends an answer."""
     _count(finished, context)
     fault = failure_of(finished)
     return (
@@ -236,7 +234,6 @@ def _last_words(encoder: Encoder, index: int, finished: Finished, context: Conte
 
 
 def _count(finished: Finished, context: Context) -> None:
-    """Count the error that an answer ended with, if it did."""
     if finished.code is not None:
         context.service.telemetry.error_sent(finished.code)
 

@@ -122,7 +122,6 @@ class Connection:
             self._writer.close()
 
     async def _linger(self) -> None:
-        """Let the client read the last word, also one that is still sending a body."""
         settings = self._settings
         with trio.move_on_after(settings.linger_s):
             with trio.move_on_after(settings.linger_quiet_s) as finishing:
@@ -239,7 +238,6 @@ class Connection:
             self._refuse(fault, headers, form)
 
     def _peer(self, head: Head) -> Principal:
-        """Return whom a request is for, if no key says it."""
         if not self._by_proxy:
             return self._principal
         return behind(head, self._principal, self._settings.proxies)
@@ -273,7 +271,6 @@ class Connection:
         )
 
     async def _answer(self, route: Route, exchange: Exchange, headers: Headers) -> None:
-        """Let the handler answer, and end it when its client leaves."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(exchange.keep_alive)
@@ -365,7 +362,6 @@ class Connection:
 
     @contextmanager
     def _holding_body(self) -> Iterator[None]:
-        """Give back at the end what the body took of the memory for all of them."""
         try:
             yield
         finally:
@@ -406,7 +402,6 @@ class Connection:
                 raise h11.RemoteProtocolError("its body has no end", 400)
 
     async def _decoded_body(self, head: Head) -> bytes:
-        """Read the body and undo its content codings, in a helper thread but for the beginning of a short one."""
         body = await self._read_body(head)
         codings = codings_of(head) if head.method == "POST" and body else ()
         if not codings:
@@ -476,7 +471,6 @@ class Connection:
             raise _overloaded("too many long answers wait to be read")
 
     def _reply(self, reply: Reply, headers: Headers) -> None:
-        """Send a whole answer in one piece."""
         every = [("Date", formatdate(usegmt=True)), *reply.headers, *headers]
         every.append(("Content-Length", str(len(reply.body))))
         if reply.body:

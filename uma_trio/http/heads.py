@@ -129,7 +129,6 @@ def _refused(status: int, why: str) -> Fault:
 
 
 def _tokens(head: Head, name: str) -> set[str]:
-    """Return the parts of a header that is a list, in lower case and without versions."""
     every = head.headers.get(name, "").lower().split(",")
     return {each.strip().partition("/")[0] for each in every}
 

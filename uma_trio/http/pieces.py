@@ -194,7 +194,6 @@ class _Pieces:
         raise self._malformed("a number or word without an end", start)
 
     def _container(self, start: int, end: int, first: int, last: int) -> Any:
-        """Return a list or object whose brackets are the marks `first` and `last` - 1."""
         opening = self._body[start : start + 1]
         closing = _CLOSING[opening]
         levels = self._outline.levels[first:last]
@@ -235,7 +234,6 @@ class _Pieces:
             at = after
 
     def _add_large(self, found: Any, start: int, end: int, *, alone: bool) -> None:
-        """Add the element between two places to a list or object."""
         at, until = self._trimmed(start, end)
         if at == until:
             if not alone:
@@ -254,7 +252,6 @@ class _Pieces:
             found[name] = self.value(colon + 1, until)
 
     def _text(self, start: int, end: int) -> str:
-        """Return the string whose inside is between two places."""
         parts: list[str] = []
         length = 0
         while start < end:
@@ -269,7 +266,6 @@ class _Pieces:
         return "".join(parts)
 
     def _trimmed(self, start: int, end: int) -> tuple[int, int]:
-        """Return the places around what is left without the white space at both ends."""
         while start < end:
             part = self._body[start : min(end, start + PIECE_BYTES)]
             left = len(part.lstrip(_SPACE))
@@ -313,7 +309,6 @@ def _cut(part: bytes, following: int) -> int:
 
 
 def _escapes(part: bytes, end: int) -> bool:
-    """Whether the byte before `end` is a backslash that escapes what follows."""
     head = part[:end]
     return (len(head) - len(head.rstrip(b"\\"))) % 2 == 1
 

@@ -87,7 +87,6 @@ class Server(Front[Connection]):
             del self._per_host[host]
 
     def _has_place(self, principal: Principal) -> bool:
-        """Whether one more client may come in, if need be in place of an idle one."""
         host, owner = principal.host, principal.counts_as
         settings = self._context.settings
         local = host in ("", "127.0.0.1", "::1") or is_listed(host, settings.proxies)

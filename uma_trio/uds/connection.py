@@ -54,8 +54,7 @@ from uma_trio.service.places import is_quiet
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
-from uma_trio.uds.encoded import EncodedRequest
-from uma_trio.uds.relay import relay, tell_loading
+from uma_trio.uds.relay import EncodedRequest, relay, tell_loading
 from uma_trio.uds.settings import Settings, Shared
 from uma_trio.uds.wire import (
     ask_of,
@@ -286,7 +285,6 @@ class Connection:
             self._pump()
 
     def _pump(self) -> None:
-        """Act on every frame that is there, unless answers pile up."""
         while not self._over and not self._congested:
             try:
                 event = self._protocol.next_event()
@@ -331,7 +329,6 @@ class Connection:
         return self._running is None and self._watch is None and not self._loads
 
     def _deadline(self) -> float:
-        """Until when the next bytes have to come."""
         if self._frame_began is not None:
             return self._frame_began + self._settings.frame_timeout_s
         if self._is_idle:
@@ -378,7 +375,6 @@ class Connection:
         self._requests.send_nowait((asked.id, followed))
 
     def _tell_waiting(self, asked: Work, waiting: Answers | EncodeRequest) -> None:
-        """Have the client told what its request waits for while the model is loaded, if it asked for that."""
         if asked.progress:
             tell = partial(tell_loading, asked.id, waiting, self._say)
             waiting.on_wait = lambda: self._nursery.start_soon(tell)

@@ -200,7 +200,6 @@ class Telling:
 
 
 def _piece(event: Event) -> CallPiece | None:
-    """Return what an event adds to a call."""
     if isinstance(event, CallStart):
         return CallPiece(event.index, event.id, event.name)
     return CallPiece(event.index, arguments=event.text) if isinstance(event, Arguments) else None

@@ -137,11 +137,9 @@ class Messages(Api[MessagesBody]):
 
     @property
     def headers(self) -> Headers:
-        """Headers of the answer."""
         return (*super().headers, ("request-id", self.id))
 
     def asks(self) -> list[Ask]:
-        """Return the conversation."""
         body = self.body
         messages = messages_of(body.system, body.messages, self.ignore)
         manner = self._manner(continue_final=goes_on(body.messages))
@@ -152,7 +150,6 @@ class Messages(Api[MessagesBody]):
         return [evolve(ask, stop=stop, reasoning_budget=self._budget)]
 
     def shape(self) -> Shape | None:
-        """Return what the format asks for, by its name of today or before."""
         for field, wanted in (
             ("output_config.format", self.body.output_config.get("format")),
             ("output_format", self.body.output_format),
@@ -162,14 +159,12 @@ class Messages(Api[MessagesBody]):
         return None
 
     def encoder(self, generations: Sequence[Generation]) -> Events:
-        """Return what writes the blocks as they grow."""
         (generation,) = generations
         return Events(self._form(generation), generation.reading)
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
-        """Return the message with its blocks."""
         (generation,), (answer,) = generations, answers
         done = blocks_of(answer, generation.reading)
         return self._form(generation).whole(done, answer.end, generation.reading)
@@ -192,7 +187,6 @@ class Messages(Api[MessagesBody]):
 
     @property
     def _budget(self) -> int | None:
-        """How many tokens of thought there may be."""
         if self._thinking != "enabled":
             return None
         budget = self.body.thinking.get("budget_tokens")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 from attrs import evolve, frozen
 
-from uma_trio.api.anthropic.errors import error_of
 from uma_trio.api.blocks import (
     Block,
     Blocks,
@@ -22,6 +22,7 @@ from uma_trio.api.streams import Encoder
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.errors import Fault
+from uma_trio.http.message import Reply
 from uma_trio.service.reading import Reading
 
 _PING: Final = sse.named({"type": "ping"})
@@ -128,15 +129,12 @@ class Events(Encoder):
         self._deltas = sse.Frame({"type": "ping"}, sse.named)
 
     def opening(self) -> bytes:
-        """Return that the message has begun."""
         return sse.named({"type": "message_start", "message": self._form.begun()})
 
     def token(self, index: int, item: TokenOut) -> bytes:
-        """Return what changes with a token."""
         return b"".join([self._changed(change) for change in self._blocks.token(item)])
 
     def end(self, index: int, finished: Finished) -> bytes:
-        """Return the end of the last block, and why the message ended."""
         last = [self._changed(change) for change in self._blocks.end(finished)]
         delta = {
             "type": "message_delta",
@@ -150,7 +148,6 @@ class Events(Encoder):
         return sse.named(error_of(fault, self._form.id))
 
     def keep_alive(self) -> bytes:
-        """Return the API's own sign of life."""
         return _PING
 
     def _changed(self, change: Change) -> bytes:
@@ -180,3 +177,42 @@ class Events(Encoder):
         document = {"type": "content_block_delta", **at, "delta": delta}
         self._deltas = sse.Frame(document, sse.named)
         return sse.named({"type": "content_block_start", **at, "content_block": begun})
+
+
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+_OVERLOADED: Final = 529
+
+
+def error_of(fault: Fault, request_id: str) -> dict[str, Any]:
+    """Return the document of a fault."""
+    default = "invalid_request_error" if fault.status < 500 else "api_error"
+    error = {"type": _TYPES.get(fault.status, default), "message": _message(fault)}
+    return {"type": "error", "error": {**error, **_more(fault)}, "request_id": request_id}
+
+
+def reply_to(fault: Fault, request_id: str) -> Reply:
+    """Return the whole answer to a request with a fault."""
+    status = _OVERLOADED if fault.status == 503 else fault.status
+    body = msgspec.json.encode(error_of(fault, request_id))
+    return Reply(status, body, headers=(*fault.headers, ("request-id", request_id)))
+
+
+def _message(fault: Fault) -> str:
+    prompt, context = fault.more.get("n_prompt_tokens"), fault.more.get("n_ctx")
+    if prompt is None or context is None:
+        return fault.message
+    return f"prompt is too long: {prompt} tokens > {context} maximum"
+
+
+def _more(fault: Fault) -> dict[str, Any]:
+    """Return what the API does not have: the field at fault, and our own code."""
+    found = {"param": fault.param, "code": fault.code, **fault.more}
+    return {name: value for name, value in found.items() if value is not None}

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from uma_protocol.rules import shown
-from uma_trio.api.chats import MAX_MESSAGES, SetAside, string_in
+from uma_trio.api.chats import MAX_MESSAGES, UNSEEN, SetAside, Turns, string_in
 from uma_trio.api.tools import tool_of, unlike
-from uma_trio.api.turns import UNSEEN, Turns
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
 from uma_trio.service.checks import json_text
@@ -84,7 +83,6 @@ def _system(value: Any) -> str:
 
 
 def _steady(text: str) -> str:
-    """Return a system text without the one thing in it that changes with each request."""
     parts: list[str] = []
     done, at = 0, text.find(_BILLING)
     while at >= 0:
@@ -127,7 +125,6 @@ def _block(role: str, block: Any, path: str, turns: Turns, set_aside: SetAside) 
 
 
 def _result(content: Any, path: str, set_aside: SetAside) -> str:
-    """Return the text of what a tool brought."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -156,7 +153,6 @@ def _is_text(document: Mapping[str, Any]) -> bool:
 
 
 def _document(block: Mapping[str, Any], path: str) -> str:
-    """Return the text of a document that is text."""
     if not _is_text(block):
         raise _no_text(path)
     source = block["source"]

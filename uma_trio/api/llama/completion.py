@@ -116,7 +116,6 @@ class Completion(Api[CompletionBody]):
     )
 
     def asks(self) -> list[Ask]:
-        """Return what is asked, once for each prompt."""
         body = self.body
         most = body.n_predict
         if most is not None and most < 0:
@@ -138,11 +137,9 @@ class Completion(Api[CompletionBody]):
 
     @property
     def repeats_prompts(self) -> bool:
-        """Whether an answer contains its prompt."""
         return "prompt" in self.body.response_fields or super().repeats_prompts
 
     def encoder(self, generations: Sequence[Generation]) -> Encoder:
-        """Return what writes the text in parts."""
         return _Chunks(self, generations)
 
     def document(
@@ -207,7 +204,6 @@ class Completion(Api[CompletionBody]):
         return {**only(wanted, {**document, **more}), **error}
 
     def _is_full(self, end: Finished) -> bool:
-        """Whether the context ended the answer."""
         used = end.prompt_tokens + end.completion_tokens
         return end.reason == "length" and used >= self.room
 

@@ -33,7 +33,7 @@ from uma_trio.api.context import Context
 from uma_trio.api.llama.completion import Completion
 from uma_trio.api.llama.settings import generation_settings
 from uma_trio.api.openai.chat import manner_of
-from uma_trio.api.tokens import MANY, ids_of, written_ids, written_pieces, written_text
+from uma_trio.api.prompts import MANY, ids_of, written_ids, written_pieces, written_text
 from uma_trio.api.tools import reshaped_header, tools_of
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
@@ -116,7 +116,6 @@ async def props(exchange: Exchange, context: Context) -> Reply:
 
 
 def _caps(found: Derivation | None) -> dict[str, Any]:
-    """Return what chats can do. Where the template knows no tools, they are told in words."""
     chats = found is not None
     calls = None if found is None else found.format.calls
     return {
@@ -149,7 +148,6 @@ async def slots(exchange: Exchange, context: Context) -> Reply:
 
 
 async def _slots_of(context: Context, viewer: Principal, first: int) -> list[dict[str, Any]]:
-    """Return the slots of one model, numbered from `first` on."""
     served, observer = context.served, context.service.observer
     n_ctx = served.bounds.n_ctx_seq
     seen = observer.viewer(viewer).requests(await observer.state_of(served))

@@ -69,12 +69,10 @@ class _Ollama(Api[B]):
 
     @classmethod
     def decode(cls, document: Mapping[str, Any], *, strict: bool) -> Decoded[B]:
-        """Decode a body and its options."""
         return decode(cls.spec, document, strict=strict)
 
     @classmethod
     def load_telling(cls, body: B) -> LoadTelling | None:
-        """Return how a stream reports that its model is loaded."""
         return telling(_form(body.model or "", to_chat=cls.is_chat)) if body.stream else None
 
     @classmethod
@@ -121,7 +119,6 @@ class _Ollama(Api[B]):
         """
 
     def shape(self) -> Shape | None:
-        """Return what the format asks for."""
         return word_or_schema("format", self.body.format)
 
     def manner(self, *, continue_final: bool = False) -> Manner:
@@ -137,14 +134,12 @@ class _Ollama(Api[B]):
         return Manner(continue_final=continue_final, effort=effort, thinks=effort != "none")
 
     def encoder(self, generations: Sequence[Generation]) -> Lines:
-        """Return what writes the lines."""
         (generation,) = generations
         return Lines(self._form, generation, self.context.served)
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
-        """Return the answer as one document."""
         if not generations:
             return self._form.loaded("load")
         (generation,), (answer,) = generations, answers
@@ -159,7 +154,6 @@ class OllamaChat(_Ollama[OllamaChatBody]):
     spec = CHAT
 
     def prompt(self) -> Chat | None:
-        """Return the chat."""
         messages = messages_of(self.body.messages, self.ignore)
         if not messages:
             return None
@@ -175,7 +169,6 @@ class OllamaGenerate(_Ollama[OllamaGenerateBody]):
     spec = GENERATE
 
     def prompt(self) -> Prompt | None:
-        """Return the text, or the chat that it is the user's part of."""
         body = self.body
         no_images(body.images, "images")
         text, system = body.prompt, body.system

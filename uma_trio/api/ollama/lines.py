@@ -11,11 +11,11 @@ from attrs import frozen
 from uma_trio.api.blocks import Blocks, Change, Closed, Grown, Opened, arguments_of
 from uma_trio.api.loading import LoadTelling
 from uma_trio.api.logprobs import chat_logprobs
-from uma_trio.api.ollama.errors import error_of
 from uma_trio.api.streams import Encoder
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http import sse
 from uma_trio.http.errors import Fault
+from uma_trio.http.message import Reply
 from uma_trio.http.writing import Part, joined, written
 from uma_trio.service.generation import Generation
 from uma_trio.service.served import ServedModel
@@ -60,7 +60,6 @@ class Form:
         return {**self._about, **said, **logprobs, **_account(end)}
 
     def _said(self, text: str = "", thought: str = "", calls: Sequence[Any] = ()) -> dict[str, Any]:
-        """Return the member that holds a text, a thought and calls."""
         thinking: dict[str, Any] = {"thinking": thought} if thought else {}
         if not self.to_chat:
             return {"response": text, **thinking}
@@ -130,7 +129,6 @@ class Lines(Encoder):
         self._n_calls = 0
 
     def token(self, index: int, item: TokenOut) -> Part:
-        """Return what a token adds."""
         if self._reading.plain and item.logprobs is None:
             return self._texts.fill(item.text) if item.text else b""
         changes = self._blocks.token(item)
@@ -139,7 +137,6 @@ class Lines(Encoder):
         return joined([self._changed(change) for change in changes])
 
     def end(self, index: int, finished: Finished) -> Part:
-        """Return what was held back, and the last line."""
         if self._reading.plain and finished.text:
             rest: list[Part] = [self._texts.fill(finished.text)]
         else:
@@ -147,11 +144,9 @@ class Lines(Encoder):
         return joined([*rest, _line(self._form.last(finished))])
 
     def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
-        """Return the error as a line, which clients raise."""
         return _line(error_of(fault))
 
     def keep_alive(self) -> bytes:
-        """Return a space."""
         return _KEEP_ALIVE
 
     def _scored(self, changes: Sequence[Change], item: TokenOut) -> Part:
@@ -182,3 +177,18 @@ class Lines(Encoder):
 
 def _line(document: dict[str, Any]) -> bytes:
     return sse.unsplit(msgspec.json.encode(document)) + b"\n"
+
+
+_BUSY: Final = 503
+
+
+def error_of(fault: Fault) -> dict[str, Any]:
+    """Return the document of a fault; the field at fault and our codes, which Ollama lacks, stand beside it."""
+    more = {"code": fault.code, "param": fault.param, **fault.more}
+    return {"error": fault.message, **{k: v for k, v in more.items() if v is not None}}
+
+
+def reply_to(fault: Fault, request_id: str) -> Reply:
+    """Return the whole answer to a request with a fault."""
+    status = _BUSY if fault.status == 429 else fault.status
+    return Reply(status, msgspec.json.encode(error_of(fault)), headers=fault.headers)

@@ -13,13 +13,13 @@ from attrs import evolve
 
 from uma_trio.api.chats import (
     MAX_MESSAGES,
+    UNSEEN,
     SetAside,
     calls_of,
     optional_string,
     result_of,
     text_of,
 )
-from uma_trio.api.turns import UNSEEN
 from uma_trio.http.errors import invalid
 from uma_trio.service.ask import Call, Message
 from uma_trio.text.slices import is_blank

@@ -171,7 +171,6 @@ def details_of(metadata: Mapping[str, str], description: str, n_params: int) -> 
 
 
 def _figures(info: ModelFacts, n_ctx: int) -> dict[str, Any]:
-    """Return what the model's file says of it. The length of the context is that of a request here."""
     family = info.metadata.get("general.architecture", "") or "model"
     return figures_of(info.metadata, family) | {
         "general.architecture": family,

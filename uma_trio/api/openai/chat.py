@@ -92,7 +92,6 @@ class ChatCompletions(ChoicesApi[ChatBody]):
     spec = BodySpec(ChatBody, refused=NOT_SUPPORTED, ignored=WITHOUT_EFFECT)
 
     def asks(self) -> list[Ask]:
-        """Return the chat."""
         body = self.body
         tools = tools_of(body.tools)
         messages = messages_of(body.messages, self.ignore)
@@ -113,11 +112,9 @@ class ChatCompletions(ChoicesApi[ChatBody]):
         return [evolve(ask, reasoning_budget=budget_of(body.reasoning_budget))]
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
-        """Return what writes the messages in parts."""
         return _Chunks(self, generations)
 
     def choice(self, index: int, generation: Generation, answer: WholeAnswer) -> dict[str, Any]:
-        """Return a whole message."""
         reading = generation.reading
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         if not reading.plain:
@@ -131,7 +128,6 @@ class ChatCompletions(ChoicesApi[ChatBody]):
         }
 
     def _parsed(self, said: Said) -> dict[str, Any]:
-        """Return the members of a message that says more than its text."""
         message: dict[str, Any] = {"content": said.content}
         if said.reasoning:
             message |= dict.fromkeys(self.context.settings.reasoning_fields, said.reasoning)

@@ -69,7 +69,6 @@ class Completions(ChoicesApi[CompletionsBody]):
     )
 
     def asks(self) -> list[Ask]:
-        """Return what is asked of each prompt."""
         body = self.body
         max_tokens = 1 if self.only_prompt else self.max_tokens(body.max_tokens)
         first = self.ask(
@@ -81,7 +80,6 @@ class Completions(ChoicesApi[CompletionsBody]):
         return [evolve(first, prompt=prompt) for prompt in body.prompt]
 
     def encoder(self, generations: Sequence[Generation]) -> Chunks:
-        """Return what writes the texts in parts."""
         return _Chunks(self, generations)
 
     def document(
@@ -93,7 +91,6 @@ class Completions(ChoicesApi[CompletionsBody]):
         return super().document(generations, answers)
 
     def choice(self, index: int, generation: Generation, answer: WholeAnswer) -> dict[str, Any]:
-        """Return a whole text."""
         echo, served = self.echo(index), self.context.served
         places = prompt_places(generation.prompt.tolist(), answer.prompt, served)
         places += answer_places(answer.tokens, len(echo))
@@ -106,7 +103,6 @@ class Completions(ChoicesApi[CompletionsBody]):
 
     @property
     def repeats_prompts(self) -> bool:
-        """Whether an answer has its prompt in it."""
         return self.body.echo or super().repeats_prompts
 
     def echo(self, index: int) -> str:

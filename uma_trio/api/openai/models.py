@@ -94,7 +94,6 @@ def not_loaded(context: Context) -> list[ShelfEntry]:
 
 
 def _unloaded(entry: ShelfEntry) -> dict[str, Any]:
-    """Return a configured model that is not in memory, with llama-server's word for its state."""
     state = "unloaded" if entry.state == "unloading" else entry.state
     status: dict[str, Any] = {"value": state}
     if state == "loading":

@@ -161,7 +161,6 @@ class Responses(Api[ResponsesBody]):
     spec = BodySpec(ResponsesBody, _REFUSED, _IGNORED)
 
     def asks(self) -> list[Ask]:
-        """Return the conversation."""
         body = self.body
         choice = choice_of(body.tool_choice, parallel=body.parallel_tool_calls)
         messages = messages_of(body.instructions, self.items(), self.ignore)
@@ -185,12 +184,10 @@ class Responses(Api[ResponsesBody]):
         return self.body.input
 
     def shape(self) -> Shape | None:
-        """Return what `text.format` asks for."""
         wanted = self._text.get("format")
         return None if wanted is None else format_of("text.format", wanted)
 
     def encoder(self, generations: Sequence[Generation]) -> Events:
-        """Return what writes the items as they grow."""
         (generation,) = generations
         so_far = generation.so_far if self.body.timings_per_token else None
         return Events(self.form, generation.reading, so_far)
@@ -198,7 +195,6 @@ class Responses(Api[ResponsesBody]):
     def document(
         self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
-        """Return the response with its items."""
         (generation,), (answer,) = generations, answers
         done = blocks_of(answer, generation.reading)
         response = self.form.ended(done, answer.end, generation.reading)
@@ -295,7 +291,6 @@ class Compaction(Responses):
     """
 
     def asks(self) -> list[Ask]:
-        """Return the conversation, and the request to summarise it at its end."""
         (ask,) = super().asks()
         chat = ask.prompt
         if not isinstance(chat, Chat):
@@ -310,14 +305,12 @@ class Compaction(Responses):
         return None
 
     def encoder(self, generations: Sequence[Generation]) -> Events:
-        """Return what writes the item once it is whole."""
         (generation,) = generations
         return CompactionEvents(self.form, generation.reading)
 
     def document(
         self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
-        """Return the response with its one item."""
         (generation,), (answer,) = generations, answers
         done = [compacted(blocks_of(answer, generation.reading))]
         response = self.form.ended(done, answer.end, generation.reading)
@@ -351,7 +344,6 @@ class Compact(Compaction):
     def document(
         self, generations: Sequence[Generation], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
-        """Return the item, as the API of compaction writes it."""
         response = super().document(generations, answers)
         kept = ("id", "created_at", "output", "usage", "timings")
         return {"object": "response.compaction", **{name: response[name] for name in kept}}

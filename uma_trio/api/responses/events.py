@@ -61,7 +61,6 @@ class Events(Encoder):
         self._is_long = form.is_long  # what it would take to write the response so far
 
     def opening(self) -> Part:
-        """Return that the response has begun."""
         number = self._next_number()
         after = self._next_number()
 
@@ -74,19 +73,16 @@ class Events(Encoder):
         return write if self._is_long else write()
 
     def progress(self, index: int, item: PromptProgress) -> bytes:
-        """Return the state of the response, with how much of the prompt is computed."""
         more = {"prompt_progress": progress(item)}
         if self._so_far is not None:
             more["timings"] = timings_until(item)
         return self._event("in_progress", {"response": self._form.in_brief(), **more})
 
     def token(self, index: int, item: TokenOut) -> Part:
-        """Return what changes with a token."""
         self._n += 1
         return joined([self._changed(change) for change in self._blocks.token(item)])
 
     def end(self, index: int, finished: Finished) -> Part:
-        """Return the end of the last item, and the whole response."""
         self._is_ending = True
         last = self._last(finished)
         number = self._next_number()
@@ -99,7 +95,6 @@ class Events(Encoder):
         return joined([*last, write if self._is_long else write()])
 
     def failure(self, index: int, fault: Fault, finished: Finished) -> Part:
-        """Return that the response has failed, with the items that were whole."""
         error = {
             "code": _CODES.get(fault.code, "server_error"),
             "message": fault.message,
@@ -123,11 +118,9 @@ class Events(Encoder):
 
     @property
     def _done(self) -> Sequence[Closed]:
-        """The items that are whole."""
         return self._blocks.done
 
     def _last(self, finished: Finished) -> list[Part]:
-        """Return the events that end the last item."""
         return [self._changed(change) for change in self._blocks.end(finished)]
 
     # --- one change ---
@@ -180,7 +173,6 @@ class Events(Encoder):
     def _told_of(
         self, closed: Closed, at: Mapping[str, Any]
     ) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return the events that end a block, by their names."""
         block, items = closed.block, self._items
         item = items.whole(closed)
         ended = ("output_item.done", {"output_index": block.number, "item": item})
@@ -195,7 +187,6 @@ class Events(Encoder):
         return [(name, {**at, **said}), part_done, ended]
 
     def _name_of(self, block: Block) -> str:
-        """Return what the text of a block is called."""
         if block.kind == "call":
             return "function_call_arguments"
         if block.kind == "text":
@@ -209,7 +200,6 @@ class Events(Encoder):
         return "reasoning_summary_part" if self._is_summary(block) else "content_part"
 
     def _part_of(self, block: Block) -> dict[str, Any]:
-        """Return where in its item the text of a block stands."""
         if block.kind == "call":
             return {}
         return {"summary_index" if self._is_summary(block) else "content_index": 0}
@@ -217,7 +207,6 @@ class Events(Encoder):
     # --- one event ---
 
     def _frame(self, block: Block) -> sse.Frame:
-        """Return the event that all growth of a block is written in."""
         document = {"type": f"response.{self._name_of(block)}.delta", **self._at}
         document |= self._part_of(block)
         if block.kind == "text":
@@ -246,7 +235,6 @@ class CompactionEvents(Events):
         return b""
 
     def end(self, index: int, finished: Finished) -> Part:
-        """Return the item, and the whole response."""
         self._blocks.end(finished)
         try:
             self._summary = (compacted(self._blocks.done),)

@@ -14,9 +14,8 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 
 from uma_protocol.rules import shown
-from uma_trio.api.chats import MAX_MESSAGES, SetAside, result_of, string_in, text_of
+from uma_trio.api.chats import MAX_MESSAGES, UNSEEN, SetAside, Turns, result_of, string_in, text_of
 from uma_trio.api.tools import tool_of, unlike
-from uma_trio.api.turns import UNSEEN, Turns
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.pieces import Excessive, JsonLimits, NotJson, decoded
 from uma_trio.service.ask import Call, Message, Tool, ToolChoice
@@ -160,7 +159,6 @@ def _reasoning(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside
 
 
 def _plain(parts: Any) -> str:
-    """Return the texts of parts of any type."""
     found = parts if isinstance(parts, list) else ()
     texts = [part.get("text") for part in found if isinstance(part, dict)]
     return "\n".join(text for text in texts if isinstance(text, str))
@@ -209,7 +207,6 @@ def _hosted_output(item: Mapping[str, Any], path: str, turns: Turns, aside: SetA
 
 
 def _mcp_call(item: Mapping[str, Any], path: str, turns: Turns, aside: SetAside) -> None:
-    """Read a call that OpenAI's machines made, with what it brought."""
     id_ = string_in(item, "id", path)
     turns.call(Call(id_, string_in(item, "name", path), string_in(item, "arguments", path)))
     brought = item.get("output") or item.get("error") or ""

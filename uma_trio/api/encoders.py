@@ -1,25 +1,41 @@
-"""``POST /v1/embeddings`` as OpenAI has it, llama-server's ``/embedding``, and Ollama's ``/api/embed``."""
+"""Vectors and scores: OpenAI's ``/v1/embeddings``, llama-server's ``/embedding``, Ollama's ``/api/embed``, ``/v1/rerank`` of Jina, Cohere and TEI."""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
+from attrs import field, frozen
 from numpy.typing import NDArray
 
-from uma_protocol.requests import MAX_INT32, about, limits
-from uma_trio.api.bodies import BodySpec, Decoded, KeepAlive, Model, decode, free, take
+from uma_protocol.requests import MAX_INT32, about, limits, text
+from uma_trio.api.bodies import (
+    BodySpec,
+    Decoded,
+    KeepAlive,
+    Model,
+    decode,
+    free,
+    ignored_header,
+    take,
+    would_be_ignored,
+)
 from uma_trio.api.context import Context
-from uma_trio.api.encoding import encoder_for, refuse_without, width_of
-from uma_trio.api.tokens import ids_of, kinds_of
-from uma_trio.http.errors import invalid
+from uma_trio.api.headers import origin_of
+from uma_trio.api.loading import fault_of_end, keeps_loaded
+from uma_trio.api.prompts import ids_of, kinds_of
+from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
-from uma_trio.http.message import Reply
-from uma_trio.service.embedding import EUCLID, Input, VectorRows, normalised
+from uma_trio.http.message import Headers, Reply
+from uma_trio.service.ask import Refusal
+from uma_trio.service.embedding import EUCLID, Embedder, Input, VectorRows, normalised
+from uma_trio.service.encode_request import EncodeRequest, RequestEnded
+from uma_trio.words import Gives
 
 _NUMBERS: Final = 8_192
 """Numbers that are written while the GIL is held: about a millisecond."""
@@ -263,3 +279,168 @@ def _openai(vectors: NDArray[np.float32], found: VectorRows, model: str, *, as_t
 def _native(vectors: NDArray[np.float32]) -> bytes:
     rows = enumerate(_written(vectors))
     return b"[" + b",".join(b'{"index":%d,"embedding":[%b]}' % each for each in rows) + b"]"
+
+
+@frozen
+class EncoderInUse:
+    """The model of one request: what it is called in the answer, and when it was loaded, on the engines' clock."""
+
+    embedder: Embedder
+    request: EncodeRequest
+    model: str
+    ready_at: float
+    set_aside: list[str] = field(factory=list)
+
+    def headers(self, decoded: Decoded[Any]) -> Headers:
+        """Headers of the answer."""
+        return ignored_header([*decoded.ignored, *self.set_aside])
+
+
+def refuse_without(context: Context, gives: Gives) -> None:
+    """Refuse a request for what no model of this daemon gives, before its body is read. Raises :class:`Fault`."""
+    try:
+        context.service.require(gives)
+    except Refusal as refusal:
+        why = refusal.message
+        raise Fault(400, why, code="not_supported") from None
+
+
+@asynccontextmanager
+async def encoder_for(
+    exchange: Exchange, context: Context, decoded: Decoded[Any], gives: Gives
+) -> AsyncIterator[EncoderInUse]:
+    """Return the model that a body names, once it is loaded; until the block ends it stays so, and the request is listed.
+
+    A daemon that is not strict takes any name for that of the only model which gives this.
+
+    Raises:
+        Fault: the request was ended meanwhile.
+        Refusal: there is none, or it cannot be loaded.
+    """
+    service, strict, name = context.service, context.settings.strict, decoded.body.model
+    origin = origin_of(exchange, context, f"{gives}-{context.name}-{exchange.number}")
+    request = EncodeRequest(service, origin)
+    request.on_wait = exchange.expect_document
+    try:
+        async with request.encoder(gives, name, exact=strict) as embedder:
+            found = EncoderInUse(embedder, request, name or embedder.name, service.clock())
+            _keep_loaded(found, context, decoded.body)
+            request.on_accept = lambda: exchange.expect_document(found.headers(decoded))
+            yield found
+    except RequestEnded as ended:
+        raise fault_of_end(ended.code, ended.message) from None
+
+
+def width_of(asked: int | None, embedder: Embedder, context: Context) -> int:
+    """Return how many numbers of a vector are asked for; a strict daemon keeps all.
+
+    Raises:
+        Fault: it does not make so many.
+    """
+    most = embedder.info.width
+    if asked is not None and (asked > most or (context.settings.strict and asked != most)):
+        raise invalid("dimensions", f"must be {most} for this model, or left out")
+    return embedder.width(asked)
+
+
+def _keep_loaded(found: EncoderInUse, context: Context, body: Any) -> None:
+    """Keep the model for as long as the request says, where that is for its client to say."""
+    keep_alive = getattr(body, "keep_alive", None)
+    if keeps_loaded(
+        keep_alive, context.service, found.request.origin.principal, found.request.model
+    ):
+        return
+    if context.settings.strict:
+        raise would_be_ignored("keep_alive")
+    found.set_aside.append("keep_alive")
+
+
+_SLICE: Final = 1024
+_DOCUMENTS: Final = "a list of texts, or of objects with a `text`"
+
+
+class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for scores. With `texts` it is answered as Hugging Face's text-embeddings-inference (TEI) does."""
+
+    model: Model = None
+    query: Annotated[str, text("what documents are compared with")]
+    documents: Annotated[Any, free("up to 16,384 documents", _DOCUMENTS)] = None
+    texts: Annotated[Any, free("documents, answered as TEI does", "a list of texts")] = None
+    top_n: (
+        Annotated[int, limits("how many to return, best first; default all", 1, MAX_INT32)] | None
+    ) = None
+    return_documents: Annotated[bool, about("returns the texts, too")] = False
+    return_text: Annotated[bool, about("the same for `texts`")] | None = None
+    truncate: Annotated[bool, about("cuts the end of a document that is too long")] = False
+    keep_alive: KeepAlive = None
+
+    @property
+    def is_tei(self) -> bool:
+        """Whether it is answered as TEI does."""
+        return self.texts is not None and self.documents is None
+
+
+RERANK: Final = BodySpec(RerankBody, ignored=("max_tokens_per_doc", "rank_fields"))
+
+
+async def rerank(exchange: Exchange, context: Context) -> Reply:
+    """Return documents by their score for a query, best first."""
+    refuse_without(context, "scores")
+
+    def read(found: dict[str, Any]) -> tuple[Decoded[RerankBody], list[str]]:
+        decoded = decode(RERANK, found, strict=context.settings.strict)
+        return decoded, _documents(decoded.body)
+
+    decoded, documents = (await take(exchange, context, read)).value
+    body = decoded.body
+    async with encoder_for(exchange, context, decoded, "scores") as by:
+        found = await by.embedder.scores(body.query, documents, by.request, truncate=body.truncate)
+
+    def write() -> bytes:
+        results = _results(found.best(body.top_n), documents, body)
+        if body.is_tei:
+            return b"[" + b",".join(results) + b"]"
+        used = {"prompt_tokens": found.n_tokens, "total_tokens": found.n_tokens}
+        head = msgspec.json.encode({"model": by.model, "object": "list", "usage": used})[:-1]
+        return head + b',"results":[' + b",".join(results) + b"]}"
+
+    return Reply(200, await context.run_blocking(write), headers=by.headers(decoded))
+
+
+def _results(
+    best: Sequence[tuple[int, float]], documents: Sequence[str], body: RerankBody
+) -> list[bytes]:
+    """Return the results as JSON, the best first."""
+    named, result = body.return_documents, _result
+    if body.is_tei:
+        named = named if body.return_text is None else body.return_text
+        result = _tei_result
+    results: list[bytes] = []
+    for at in range(0, len(best), _SLICE):
+        results += [
+            msgspec.json.encode(result(index, score, documents[index] if named else None))
+            for index, score in best[at : at + _SLICE]
+        ]
+    return results
+
+
+def _result(index: int, score: float, text: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"index": index, "relevance_score": score}
+    return found if text is None else {**found, "document": {"text": text}}
+
+
+def _tei_result(index: int, score: float, text: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"index": index, "score": score}
+    return found if text is None else {**found, "text": text}
+
+
+def _documents(body: RerankBody) -> list[str]:
+    """Return the texts of the documents. Raises :class:`uma_trio.http.errors.Fault`."""
+    name = "texts" if body.is_tei else "documents"
+    value = getattr(body, name)
+    if not isinstance(value, list):
+        raise invalid(name, f"must be {_DOCUMENTS}")
+    return [
+        as_text(each.get("text") if isinstance(each, dict) else each, f"{name}[{at}]")
+        for at, each in enumerate(value)
+    ]
