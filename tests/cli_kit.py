@@ -36,6 +36,7 @@ from uma_protocol import (
     encode_event,
     frame,
 )
+from uma_protocol.requests import UnloadModel
 
 PATIENCE_S = 30
 PROGRAMS = {
@@ -109,7 +110,7 @@ class Double:
         if isinstance(request, Prefix):
             kept = PrefixInfo(pages=1, tokens=9, bytes=9, leaf_tokens=0, sessions=("kept",))
             return await self._say(stream, Prefixes(100, 9, (kept,)))
-        if isinstance(request, SetPriority):
+        if isinstance(request, SetPriority | UnloadModel):
             return await self._say(stream, Ok())
         if not isinstance(request, Generate):
             return await self._say(stream, eos("cancelled"), self.running)

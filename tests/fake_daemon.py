@@ -20,7 +20,7 @@ from reply_kit import THINKING_TEMPLATE
 from uma_trio.app import daemon
 from uma_trio.backend.base import FloatArray, Overlap, nothing
 from uma_trio.config.options import OPTIONS, Config
-from uma_trio.config.settings import flag_key, load
+from uma_trio.config.settings import load
 from uma_trio.engine.inbox import EngineDied
 from uma_trio.observe import log
 from uma_trio.sockets.handover import HandoverFailed
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     script, replace = given.pop("script", None), "replace" in given
     given.pop("replace", None)
     given.setdefault("policy", "baseline")  # which measures nothing before it is ready
-    flags = {option.name: flag_key(option.flag) for option in OPTIONS}
+    flags = {option.name: option.key for option in OPTIONS}
     told = {} if path == "-" else {"socket": path}
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
     config = load({**told, **{flags[name]: text for name, text in given.items()}}, env=env)

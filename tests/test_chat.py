@@ -164,9 +164,9 @@ def test_again_that_fails_keeps_the_earlier_answer(monkeypatch: pytest.MonkeyPat
     talk = talking(monkeypatch, [], ["one", "", "two"])
     talk._conversation.ask("?")
     talk._answer()
-    talk._obey("/again")
+    talk._run_command("/again")
     assert talk._conversation.turns == [("user", "?"), ("assistant", "one")]
-    talk._obey("/again")
+    talk._run_command("/again")
     assert talk._conversation.turns == [("user", "?"), ("assistant", "two")]
 
 
@@ -179,13 +179,13 @@ def test_again_without_a_question_keeps_the_answer(
     path = tmp_path / "talk.json"
     one, two = [{"role": "assistant", "content": text} for text in ("one", "two")]
     path.write_text(json.dumps([one]))
-    talk._obey(f"/load {path}")
-    talk._obey("/again")
+    talk._run_command(f"/load {path}")
+    talk._run_command("/again")
     assert said[-1] == "There is no question yet.\n"
     assert talk._conversation.turns == [("assistant", "one")]
     path.write_text(json.dumps([{"role": "user", "content": "?"}, one, two]))
-    talk._obey(f"/load {path}")
-    talk._obey("/again")
+    talk._run_command(f"/load {path}")
+    talk._run_command("/again")
     assert talk._conversation.turns == [("user", "?"), ("assistant", "three")]
 
 
@@ -279,8 +279,8 @@ def test_the_system_message_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> N
     """A dash stands for none, as without a text it is shown."""
     said: list[str] = []
     talk = talking(monkeypatch, said, [])
-    talk._obey("/system")
-    talk._obey("/system -")
+    talk._run_command("/system")
+    talk._run_command("/system -")
     assert said == ["System message: Be brief.\n", "System message: none\n"]
 
 
@@ -293,9 +293,9 @@ def test_another_model_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         return ("a", "b")
 
     monkeypatch.setattr("uma_trio.cli.chat._models", models)
-    talk._obey("/model")
-    talk._obey("/model b")
-    talk._obey("/model a:polite")
+    talk._run_command("/model")
+    talk._run_command("/model b")
+    talk._run_command("/model a:polite")
     assert said == [
         "Model: a\n",
         "Others: b\n",
@@ -314,18 +314,18 @@ def test_every_other_command_does_what_help_says(
     said: list[str] = []
     talk = talking(monkeypatch, said, ["one"])
     talk._conversation.ask("?")
-    talk._obey("/again")
-    talk._obey(f"/save {tmp_path / 'talk.json'}")
-    talk._obey("/more")
-    talk._obey("/clear")
+    talk._run_command("/again")
+    talk._run_command(f"/save {tmp_path / 'talk.json'}")
+    talk._run_command("/more")
+    talk._run_command("/clear")
     assert talk._conversation.turns == []
-    talk._obey(f"/load {tmp_path / 'talk.json'}")
+    talk._run_command(f"/load {tmp_path / 'talk.json'}")
     assert talk._conversation.turns == [("user", "?"), ("assistant", "one")]
-    talk._obey("/stats")
+    talk._run_command("/stats")
     assert talk._stats
-    talk._obey("/moel")
-    assert said[-1] == "There is no command /moel; /help lists them.\n"
-    talk._obey("/help")
+    talk._run_command("/moel")
+    assert said[-1] == "There is no command /moel (did you mean /model?); /help lists them.\n"
+    talk._run_command("/help")
     assert said[-1] == f"{_HELP}\n"
 
 

@@ -101,6 +101,19 @@ async def test_several_answers_are_sampled_unless_told_otherwise(
         assert len(set(texts(await asked(daemon, **several), 3))) == 1
 
 
+async def test_a_front_end_has_a_default_temperature(autojump_clock: MockClock) -> None:
+    """The model's own value precedes it, and the request's precedes both."""
+    one = {"seed": 7, "max_tokens": 12}
+    async with house() as daemon:
+        greedy = texts(await asked(daemon, **one), 1)
+        sampled = texts(await asked(daemon, **one, default_temperature=0.8), 1)
+        assert sampled == texts(await asked(daemon, **one, temperature=0.8), 1) != greedy
+        said = {"temperature": 0.0, "default_temperature": 0.8}
+        assert texts(await asked(daemon, **one, **said), 1) == greedy
+        daemon.served.defaults = {"temperature": 0.0}
+        assert texts(await asked(daemon, **one, default_temperature=0.8), 1) == greedy
+
+
 async def test_the_first_choice_is_what_the_seed_gives_alone(autojump_clock: MockClock) -> None:
     """And all of them are the same each time; no choice is one of the next seed's."""
     async with house() as daemon:

@@ -25,6 +25,7 @@ from attrs import evolve
 from cli_kit import PATIENCE_S, answer, command, double, environment, eos, refusal, run
 
 from uma_protocol import Generate, SetPriority, Token, Tool, ToolCall
+from uma_protocol.requests import UnloadModel
 from uma_trio import __version__
 from uma_trio.app.daemon import ReadyInfo
 from uma_trio.backend.gguf_header import read_header
@@ -225,6 +226,7 @@ async def test_every_flag_reaches_the_request(folder: Path) -> None:
         priority="background",
         max_tokens=7,
         temperature=0.5,
+        default_temperature=0.7,
         top_p=0.9,
         top_k=40,
         min_p=0.05,
@@ -435,6 +437,21 @@ async def test_priority_moves_a_request(folder: Path) -> None:
     assert got == (0, "Request 7 is in the background lane.\n", "")
     assert daemon.heard == [SetPriority(request=7, priority="background")]
     assert (wrong, "'interactive', 'background'" in errors) == (1, True)
+
+
+async def test_stop_with_a_model_unloads_it_and_the_daemon_continues(folder: Path) -> None:
+    """As Ollama's users mean it; --now is about a daemon."""
+    async with double(folder) as daemon:
+        sock = str(daemon.path)
+        assert await run("uma-trio", "stop", "code", UMA_SOCK=sock) == (
+            0,
+            "code is unloaded.\n",
+            "",
+        )
+        status, _, _ = await run("uma-trio", "stop", "code", "--now", UMA_SOCK=sock)
+        assert status == 1
+        assert (await run("uma-trio", "ps", UMA_SOCKET=sock))[0] == 0
+    assert daemon.heard[0] == UnloadModel(model="code")
 
 
 @pytest.mark.parametrize(("session", "status"), [("kept", 0), ("lost", 2)])

@@ -12,7 +12,7 @@ from uma_trio.app.wiring import chosen_policy, engine_settings
 from uma_trio.backend.kv_types import KV_TYPES
 from uma_trio.config.option import ConfigError, show
 from uma_trio.config.options import ESSENTIAL, OPTIONS, Config, grouped, replace
-from uma_trio.config.settings import RESERVED, SECTIONS, flag_key, known_env, load, restated
+from uma_trio.config.settings import RESERVED, SECTIONS, known_env, load, restated
 from uma_trio.policy.state import Contract
 from uma_trio_sim.fake import FakeBackend
 
@@ -319,7 +319,7 @@ def test_auto_means_the_default_where_nothing_is_a_value() -> None:
 
 def test_later_options_are_taken_at_their_default() -> None:
     """A command line written for a later version works as long as it asks for what is there."""
-    flags = {flag_key(item.flag): item.accepts[0] for item in RESERVED if item.flag}
+    flags = {item.key: item.accepts[0] for item in RESERVED if item.flag}
     assert load(flags, {"UMA_BMT_BUDGET": "probed"}) == Config()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 import trio
 from http_kit import Client, HttpHouse, http_house
 from net_kit import TICK_S, Recorder
+from rich.console import Console
 from trio.testing import MockClock
 
 from uma_protocol import Sessions
-from uma_trio.cli.top import picture
-from uma_trio.cli.top_view import Shown, frame
+from uma_trio.cli.top import document
+from uma_trio.cli.top_view import Shown, render
 from uma_trio.engine.messages import Inspect
 from uma_trio.sockets.principal import Principal
 
@@ -234,9 +236,12 @@ async def test_every_place_shows_the_same_figures(
         watcher = await watch(daemon)
         (figures,) = [m["figures"] for m in await messages(watcher, 1) if "figures" in m]
     shown = Shown(found=Sessions(()), figures=metrics)
-    for_programs = picture(shown)["figures"]
+    for_programs = document(shown)["figures"]
     for name, value in {**card, "step_ms": 40.0}.items():
         assert figures[name] == for_programs[name] == value, name
-    head = "\n".join(frame(shown, 100, 24))
+    window = Console(width=100, file=io.StringIO())
+    with window.capture() as printed:
+        window.print(render(shown))
+    head = printed.get()
     assert "p95 31.3 of 40.0 ms" in head
     assert "50.1 generated, 81.9 with prompts" in head

@@ -76,7 +76,7 @@ def test_nobody_at_a_port_is_noticed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     why = unreachable(Address("127.0.0.1", port))
-    assert why == f"nobody listens there. Start it: uma-trio serve --http {port}"
+    assert why == f"nothing listens there. Start it: uma-trio serve --http {port}"
     assert "serve --http [::1]:9" in (unreachable(Address("::1", 9)) or "")
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGUFWriter
@@ -20,8 +22,9 @@ from huggingface_hub import constants, file_download
 from uma_trio.app.wiring import model_path
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import Estimate, Needs
+from uma_trio.cli.models import files_to_remove, list_models, remove, rows_of, show
 from uma_trio.cli.models import models as models_verb
-from uma_trio.cli.models import rows_of
+from uma_trio.cli.output import Trouble
 from uma_trio.cli.pull import pull
 from uma_trio.config.settings import load
 from uma_trio.library import hub
@@ -585,6 +588,137 @@ def test_models_in_json_have_their_paths(
     assert row["path"] == str(home / "mine" / "own.gguf")
 
 
+# --- list, show, rm ---
+
+
+def listing(
+    capsys: pytest.CaptureFixture[str], verb: Callable[..., int], *words: str, **more: Any
+) -> Any:
+    """Return the JSON that a verb prints."""
+    assert verb(*words, json=True, **more) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_ollamas_list_is_models(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the bundled model among them, and what one of them is."""
+    model_at(home / "mine" / "own.gguf")
+    folder = (str(home / "mine"),)
+    rows = listing(capsys, list_models, model_dir=folder)
+    assert [row["name"] for row in rows] == ["own", "storyteller"]
+    about = listing(capsys, show, "storyteller")
+    assert (about["source"], about["chat_template"], about["served"]) == ("bundled", True, "")
+    assert show("stroyteller") == 2
+    assert "did you mean storyteller?" in capsys.readouterr().err
+
+
+@pytest.mark.daemon
+def test_models_say_what_the_running_daemon_serves(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its own settings; one that was named by its path is listed, too, and is not deleted."""
+    elsewhere = model_at(home / "else" / "other.gguf")
+    own = model_at(home / "mine" / "own.gguf")
+    flags = ["--model", str(own), "--model", str(elsewhere), "--model-dir", str(home / "mine")]
+    path = home / "s"
+    command = [sys.executable, "-m", "uma_trio", "serve", "--socket", str(path), *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+        assert daemon.stdout is not None
+        while b"stop" not in daemon.stdout.readline():
+            assert daemon.poll() is None
+        rows = {
+            row["name"]: row
+            for row in listing(
+                capsys, models_verb, socket=str(path), model_dir=(str(home / "mine"),)
+            )
+        }
+        refused = remove("own", yes=True, socket=str(path), model_dir=(str(home / "mine"),))
+        daemon.terminate()
+        daemon.communicate()
+    assert {name: row["served"] for name, row in rows.items()} == {
+        "own": "loaded",
+        "other": "loaded",
+        "storyteller": "",
+    }
+    assert refused == 2
+    assert "uma-trio stop own" in capsys.readouterr().err.replace("-m uma_trio", "uma-trio")
+    assert own.exists()
+
+
+def test_rm_deletes_a_download_with_the_bytes_that_nothing_else_has(
+    there: Mirror, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other quantisation of the repository stays."""
+    assert pull(REPO) == pull(f"{REPO}:Q8_0") == 0
+    assert remove(f"{REPO}:Q4_K_M", yes=True) == 0
+    assert listed(home) == ["tiny-Q8_0.gguf"]
+    blobs = [path.name for path in home.rglob("blobs/*")]
+    assert blobs == [there.digest("tiny-Q8_0.gguf")]
+    assert "Deleted owner/tiny-GGUF:Q4_K_M" in capsys.readouterr().out
+
+
+def test_rm_asks_first(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And without a terminal it wants --yes."""
+    own = model_at(home / "mine" / "own.gguf")
+    folder = (str(home / "mine"),)
+    assert remove("own", model_dir=folder) == 1
+    assert "Give --yes." in capsys.readouterr().err
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    for typed, status in (("\n", 1), ("n\n", 1), ("y\n", 0)):
+        assert own.exists()
+        monkeypatch.setattr("sys.stdin", Terminal(typed))
+        assert remove("own", model_dir=folder) == status
+    assert not own.exists()
+
+
+def test_rm_deletes_nothing_outside_the_model_folders(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path, another program's model, the bundled one, and what a link leads to."""
+    own = model_at(home / "mine" / "own.gguf")
+    ollama(home / ".ollama" / "models", "tiny", "1b")
+    target = model_at(home / "other" / "target.gguf")
+    (home / "mine" / "link.gguf").symlink_to(target)
+    for name, why in (
+        (str(own), "There is no model"),
+        ("../own", "There is no model"),
+        ("tiny:1b", "`ollama rm`"),
+        ("storyteller", "a part of this package"),
+    ):
+        assert remove(name, yes=True) == 2
+        assert why in capsys.readouterr().err
+    assert remove("link", yes=True, model_dir=(str(home / "mine"),)) == 0
+    assert target.exists()
+    assert own.exists()
+
+
+def test_rm_of_an_ambiguous_name_names_the_models(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not choose one."""
+    assert pull(REPO) == pull(f"{REPO}:Q8_0") == 0
+    assert remove("tiny-GGUF", yes=True) == 2
+    assert "may mean owner/tiny-GGUF:Q4_K_M, owner/tiny-GGUF:Q8_0" in capsys.readouterr().err
+
+
+def test_rm_removes_all_parts_of_a_split_model(tmp_path: Path) -> None:
+    """Of a folder; a part of another model stays."""
+    names = [f"m-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
+    for name in (*names, "n-Q8_0.gguf"):
+        model_at(tmp_path / name)
+    model = Found("m-Q8_0", str(tmp_path), tmp_path / names[0])
+    found = files_to_remove(model, tmp_path / "cache", [tmp_path])
+    assert found == [tmp_path / name for name in names]
+    with pytest.raises(Trouble, match="in no model folder"):
+        files_to_remove(model, tmp_path / "cache", [tmp_path / "else"])
+
+
 # --- naming ---
 
 HERE = [
@@ -623,6 +757,34 @@ def test_an_unknown_name_gets_the_nearest_and_a_way_to_fetch_it() -> None:
     assert "uma-trio models" in str(caught.value)
     with pytest.raises(NoSuchModel, match=r"uma-trio pull owner/other"):
         model_file("owner/other", lambda: HERE)
+
+
+def test_a_folder_lists_its_files_and_says_how_to_name_them(tmp_path: Path) -> None:
+    """One without models says so."""
+    for name in ("b-Q8_0.gguf", "a.gguf"):
+        model_at(tmp_path / name)
+    with pytest.raises(NoSuchModel) as caught:
+        model_file(str(tmp_path), lambda: HERE)
+    assert "is a directory with a.gguf, b-Q8_0.gguf" in str(caught.value)
+    assert f"--model-dir {tmp_path} and name it a" in str(caught.value)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoSuchModel, match="is a directory without a model"):
+        model_file(str(tmp_path / "empty"), lambda: HERE)
+
+
+def test_a_path_that_is_nearly_one_names_the_file(tmp_path: Path) -> None:
+    """The one beside it that is meant."""
+    model_at(tmp_path / "mine.gguf")
+    with pytest.raises(
+        NoSuchModel, match=r"no model file at .*min\.gguf \(did you mean mine\.gguf\?\)"
+    ):
+        model_file(str(tmp_path / "min.gguf"), lambda: HERE)
+    assert model_file(str(tmp_path / "a-z.gguf"), lambda: HERE)
+
+
+def test_the_bundled_model_has_a_name(home: Path) -> None:
+    """So that it can be served beside another one."""
+    assert model_path(load({"model": "storyteller"}, {})) == bundled_model()
 
 
 def test_serve_takes_a_name_for_its_model(home: Path, there: Mirror) -> None:

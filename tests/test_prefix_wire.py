@@ -8,8 +8,8 @@ from net_kit import house
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Error, Explain, Explanation, Generate, Prefix, Prefixes, PrefixInfo
+from uma_trio.cli.prefix import lines_of
 from uma_trio.cli.prefix import prefix as prefix_verb
-from uma_trio.cli.prefix import told
 
 MIB = 1 << 20
 LONG = "Once upon a time there was a fox who had a lantern. " * 4
@@ -90,18 +90,20 @@ async def test_a_session_is_pinned_by_its_name(autojump_clock: MockClock) -> Non
 def test_what_is_kept_is_told_in_lines() -> None:
     """A head for all, then a line for each namespace."""
     info = PrefixInfo(pages=2, tokens=1000, bytes=500, leaf_tokens=7, sessions=("s\x1b",))
-    lines = told(Prefixes(MIB, 600, (info,), dropped=9), cleared=True)
+    lines = lines_of(Prefixes(MIB, 600, (info,), dropped=9), cleared=True)
     assert lines[0] == "Cleared: 9 tokens of the KV cache."
     assert lines[2].startswith("all your programs: 1,000 tokens saved in 2 pages")
     assert "\x1b" not in lines[2]
-    assert told(Prefixes(0, 0)) == ["No prefixes are kept: the daemon runs with --prefix-ram 0."]
+    assert lines_of(Prefixes(0, 0)) == [
+        "No prefixes are kept: the daemon runs with --prefix-ram 0."
+    ]
 
 
 def test_what_is_on_disk_is_told() -> None:
     found = Prefixes(
         MIB, 600, disk_budget_bytes=8 * 10**9, disk_used_bytes=2 * 10**6, disk_bytes=10**6
     )
-    assert told(found)[1] == "On disk 2 MB of 8 GB are used, 1 MB by you."
+    assert lines_of(found)[1] == "On disk 2 MB of 8 GB are used, 1 MB by you."
 
 
 def test_what_more_memory_would_have_saved_is_told() -> None:
@@ -109,9 +111,9 @@ def test_what_more_memory_would_have_saved_is_told() -> None:
     info = PrefixInfo(
         pages=2, tokens=128, bytes=500, leaf_tokens=0, asked_tokens=2000, cached_tokens=500
     )
-    (_, line) = told(Prefixes(MIB, 600, (info,)))
+    (_, line) = lines_of(Prefixes(MIB, 600, (info,)))
     assert line.endswith("25% of 2,000 prompt tokens were cached")
-    (_, line) = told(Prefixes(MIB, 600, (msgspec.structs.replace(info, missed_tokens=280),)))
+    (_, line) = lines_of(Prefixes(MIB, 600, (msgspec.structs.replace(info, missed_tokens=280),)))
     assert line.endswith("twice the --prefix-ram would have cached 14% more")
 
 

@@ -146,7 +146,7 @@ def test_the_figures_of_several_models_are_told_together() -> None:
         assert words in text
     assert document(several)["figures_of_models"]["code"]["tokens_generated_per_s"] == 10.0
     several.figures = {**chat, "models": {"chat": idle, "code": idle}}
-    assert "nobody reads" in "\n".join(frame(several, 140, 24))
+    assert "no readers" in "\n".join(frame(several, 140, 24))
 
 
 def test_another_users_request_cannot_be_chosen() -> None:

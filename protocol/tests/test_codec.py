@@ -295,6 +295,7 @@ BAD = [
     ("max_tokens", 2**31, "to 2147483647"),
     ("max_tokens", None, "leave the field out"),
     ("max_tokens", 10**30, "out of any range"),
+    ("default_temperature", -1, "from 0 to 100"),
     ("temperature", -0.1, "from 0 to 100"),
     ("temperature", 101, "from 0 to 100"),
     ("temperature", False, "it is false"),

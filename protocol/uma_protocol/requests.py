@@ -163,6 +163,17 @@ class GenerateOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     temperature: (
         Annotated[float, sampling("0 always samples the most likely token", 0, 100)] | None
     ) = None
+    default_temperature: (
+        Annotated[
+            float,
+            limits(
+                "the temperature if neither the request nor the model's configuration sets one, as a front end prefers it",
+                0,
+                100,
+            ),
+        ]
+        | None
+    ) = None
     top_p: (
         Annotated[
             float,
@@ -231,7 +242,7 @@ class GenerateOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
         Annotated[
             int,
             limits(
-                "the same seed gives the same draws (docs/REPRODUCIBILITY.md); absent or below 0: a random seed",
+                "the same seed gives the same draws; absent or below 0: a random seed",
                 -MAX_INT64,
                 MAX_INT64,
             ),

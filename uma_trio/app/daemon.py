@@ -116,7 +116,6 @@ _STOPPING = "the daemon is stopping; send the request again once it has restarte
 class ReadyInfo:
     """What is being served, once clients can connect.
 
-    `others` is the part of the machine that other programs used when it was measured, 0 if it was quiet.
     `http_missing` says why HTTP is not served on both loopback addresses.
     `model` is the default one. `models` are those that write, by their names; without any there are no `limits`.
     """
@@ -129,7 +128,6 @@ class ReadyInfo:
     http: str | None = None
     http_keys: Path | None = None
     http_missing: str = ""
-    others: float = 0.0
     models: tuple[str, ...] = ()
     encoders: tuple[EncoderInfo, ...] = ()
 
@@ -439,9 +437,8 @@ class _Daemon:
     def _ready_info(self, listener: Listeners) -> ReadyInfo:
         """Return what is served. Before the first client, so that nothing was unloaded."""
         config, first = self._config, next(iter(self._writers), None)
-        address, cost, limits = config.http_address, None, None
+        address, limits = config.http_address, None
         if first is not None:
-            cost = first.engine.memory.cost
             limits = evolve(first.backend.limits, n_slots=config.parallel)
         return ReadyInfo(
             socket=listener.path,
@@ -452,7 +449,6 @@ class _Daemon:
             http=None if address is None else address.url,
             http_keys=config.http_key_file,
             http_missing="" if self._port is None else self._port.missing,
-            others=0.0 if cost is None else cost.others,
             models=tuple(each.served.bounds.model for each in self._writers),
             encoders=tuple(
                 each.encoder.info

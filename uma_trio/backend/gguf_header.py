@@ -275,7 +275,7 @@ def _read_one(path: Path) -> GgufHeader:
 
 def _cannot_open(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return f"There is no model file at {path}; check --model."
+        return f"There is no model file at {path}; check the path."
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{path} may not be read by this user; change its permissions (chmod u+r)."
     return f"{path} cannot be read ({error.strerror}); check the disk and --model."

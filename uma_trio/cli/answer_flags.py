@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from json import loads
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from attrs import fields_dict, frozen
 
@@ -21,15 +21,17 @@ from uma_trio.cli.parser import Parameter
 from uma_trio.config.errors import ConfigError
 from uma_trio.words import Awaits, Lane, Pace, Speculation
 
+DEFAULT_TEMPERATURE: Final = 0.7
+"""Of `run` and `chat`, and of the page."""
 STDIN = "-"
-"""The word that stands for standard input."""
+"""The word for standard input."""
 _BETWEEN = "\n\n"
 _TOOLS = '[{"name": ..., "description": ..., "parameters": a JSON Schema}, ...]'
 
 
 @frozen(kw_only=True)
 class AnswerFlags:
-    """What is asked of an answer, whether it is the only one or one of a conversation."""
+    """The options of an answer, alone or in a conversation. Those without help are described by the protocol."""
 
     system: Annotated[
         str | None, Parameter(help="A system message; with run and uma-cli it implies --chat.")
@@ -44,65 +46,21 @@ class AnswerFlags:
         float | None,
         Parameter(
             name=("--temperature", "--temp"),
-            help="The sampling temperature; default: the model's, or 0, which always takes the most likely token.",
+            help="The sampling temperature; 0 always takes the most likely token; default: the model's own, or 0.7.",
         ),
     ] = None
-    top_p: Annotated[
-        float | None,
-        Parameter(
-            help="Sample from the most likely tokens whose probabilities sum to this; 1 is off; "
-            "default: the model's, or 1."
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Parameter(
-            help="Sample from this many most likely tokens; 0 is off; default: the model's, or 0."
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        Parameter(
-            help="Leave out tokens with less than this share of the most likely token's probability; 0 "
-            "is off; default: the model's, or 0."
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        Parameter(
-            help="Subtracted from the logit of each token that occurs in the answer, -2 to 2."
-        ),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        Parameter(help="Subtracted once for each occurrence of the token in the answer, -2 to 2."),
-    ] = None
-    repeat_penalty: Annotated[
-        float | None,
-        Parameter(
-            help="Divides the positive logits of recent tokens and multiplies the negative ones; 1 "
-            "is off; default: the model's, or 1."
-        ),
-    ] = None
-    repeat_last_n: Annotated[
-        int | None,
-        Parameter(
-            help="The number of latest tokens of prompt and answer that count as recent; -1 is all."
-        ),
-    ] = None
-    min_tokens: Annotated[
-        int, Parameter(help="The model cannot end the answer before this many tokens.")
-    ] = 0
-    seed: Annotated[
-        int | None,
-        Parameter(
-            help="The seed of the draws. The same seed gives the same draws, and the same answer where "
-            "nothing else runs (docs/REPRODUCIBILITY.md)."
-        ),
-    ] = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    min_tokens: int = 0
+    seed: int | None = None
     stop: Annotated[
         tuple[str, ...],
-        Parameter(help="End the answer before this text; may be given up to 8 times.", negative=""),
+        Parameter(help="End the answer before this text; may be given up to 8 times."),
     ] = ()
     schema: Annotated[
         Path | None, Parameter(help="A file with a JSON Schema; the answer is an instance of it.")
@@ -114,10 +72,7 @@ class AnswerFlags:
         str | None,
         Parameter(help="Which of the daemon's models answers; default: the first."),
     ] = None
-    priority: Annotated[
-        Lane,
-        Parameter(help="The lane: interactive if a person waits for the answer, else background."),
-    ] = "interactive"
+    priority: Lane = "interactive"
     session: Annotated[
         str | None,
         Parameter(
@@ -125,63 +80,46 @@ class AnswerFlags:
             "messages; `uma-trio chat` does."
         ),
     ] = None
-    cache: Annotated[
-        str | None,
-        Parameter(
-            help="Who shares cached prefixes with this request: private, this process only; any other "
-            "text, requests with the same text; default: every process of this user."
-        ),
-    ] = None
-    speculation: Annotated[
-        Speculation | None,
-        Parameter(
-            help="Speculative decoding, up to the daemon's own setting; default: auto, or off with --seed."
-        ),
-    ] = None
-    pace: Annotated[
-        Pace,
-        Parameter(
-            help="smooth: tokens may be delayed to arrive at even intervals while other requests use the "
-            "machine; asap: each is sent when it is computed."
-        ),
-    ] = "smooth"
-    awaits: Annotated[
-        Awaits | None,
-        Parameter(
-            help="What somebody waits for: tokens, as they come; the end of the answer; nothing (in the "
-            "background lane). Default: by the other options."
-        ),
-    ] = None
+    cache: str | None = None
+    speculation: Speculation | None = None
+    pace: Pace = "smooth"
+    awaits: Awaits | None = None
     app: Annotated[str | None, Parameter(help="The name of the program in `uma-trio ps`.")] = None
     socket: SocketFlag = None
     wait: WaitFlag = True
     start: StartFlag = None
 
+    @staticmethod
+    def descriptions() -> dict[str, str]:
+        """Return the protocol's descriptions of the fields of a request, as sentences."""
+        from uma_protocol import Generate
+        from uma_protocol.schema import fields_of
+
+        notes = {field.name: field.note.replace("`", "") for field in fields_of(Generate)}
+        return {name: f"{note[:1].upper()}{note[1:]}." for name, note in notes.items()}
+
     @cached_property
     def parameters(self) -> dict[str, Any]:
-        """What a request says beyond its prompt; files are read once.
-
-        Raises :class:`ConfigError` about a file that cannot be read, or is not what it should be.
-        """
+        """The fields of a request besides its prompt. Files are read once. Raises :class:`ConfigError`."""
         from uma_protocol import Generate
 
         named = [name for name in fields_dict(AnswerFlags) if name in Generate.__struct_fields__]
-        said = {name: getattr(self, name) for name in named}
-        said["schema"] = None if self.schema is None else json_of(self.schema)
-        said["grammar"] = None if self.grammar is None else text_of(self.grammar)
-        return said | self._more
+        fields = {name: getattr(self, name) for name in named}
+        fields["schema"] = None if self.schema is None else json_of(self.schema)
+        fields["grammar"] = None if self.grammar is None else text_of(self.grammar)
+        fields["default_temperature"] = DEFAULT_TEMPERATURE
+        return fields | self._more
 
     @property
     def _more(self) -> dict[str, Any]:
-        """What only some verbs ask for."""
         return {}
 
-    def check(self, **said: Any) -> None:
-        """Raise :class:`ConfigError` about a flag that no daemon would take, before one is looked for."""
+    def check(self, **prompt: Any) -> None:
+        """Raise :class:`ConfigError` about a value that every daemon refuses, before one is connected to."""
         from uma_protocol import Generate, LocalProtocolError, encode_request
 
         try:
-            encode_request(Generate(id="-", **said, **self.parameters))
+            encode_request(Generate(id="-", **prompt, **self.parameters))
         except LocalProtocolError as error:
             from uma_trio.cli.attempt import sentence
 
@@ -189,10 +127,10 @@ class AnswerFlags:
 
 
 def prompt_of(words: Sequence[str], given: str | None) -> str:
-    """Return the prompt: `given`, the words, or standard input where there are none.
+    """Return the prompt: `given`, the words, or standard input if there are no words.
 
-    The first word ``-`` is replaced by standard input, as a paragraph of its own. Without it the
-    words are all: in a shell's loop over the lines of a file standard input is that file.
+    The first word ``-`` is replaced by standard input, as a paragraph of its own. Without it standard input is
+    not read: in a shell's loop over the lines of a file it is that file.
 
     Raises:
         ConfigError: some of it is not UTF-8 text.
@@ -209,7 +147,7 @@ def prompt_of(words: Sequence[str], given: str | None) -> str:
 
 
 def left_unread() -> bool:
-    """Whether somebody piped text in that is in no prompt. A terminal's keys are not meant."""
+    """Whether standard input is a pipe or file with text that was not read."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
         if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
@@ -232,7 +170,7 @@ def _standard_input() -> str:
 
 
 def _text(typed: str) -> str:
-    """Return `typed`. The shell's bytes that are not UTF-8 come as halves of surrogate pairs."""
+    # Bytes of the command line that are not UTF-8 are surrogates here.
     try:
         typed.encode()
     except UnicodeEncodeError as error:

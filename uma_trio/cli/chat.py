@@ -28,7 +28,7 @@ from uma_trio.cli.output import (
 )
 from uma_trio.cli.parser import FIELDS, Parameter
 from uma_trio.cli.printer import WaitLine
-from uma_trio.words import harmless
+from uma_trio.words import harmless, nearest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 _HELP = """\
 /system TEXT   set the system message; - removes it; without TEXT show it
 /again         answer the last question again
-/more          go on with an answer that was cut or stopped
+/more          continue an answer that was cut or stopped
 /clear         forget the conversation
 /save FILE     write the conversation, as JSON or as .md
-/load FILE     take up a conversation that was saved as JSON
+/load FILE     load a conversation that was saved as JSON
 /stats         show or hide tokens/s and the cached share after each answer
 /model NAME    let another model answer; without NAME list them
 /help          show this
@@ -77,7 +77,7 @@ def chat(
 
 @mutable
 class Talk:
-    """A conversation, and the person at the terminal."""
+    """A conversation in the terminal."""
 
     _socket: Path
     _asking: AnswerFlags
@@ -88,28 +88,27 @@ class Talk:
         self._conversation = Conversation(self._asking.system or "")
 
     def run(self) -> int:
-        """Ask and answer until the person leaves; return the exit status."""
+        """Run the conversation and return the exit status."""
         status = self._greet()
         if status != OK:
             return status
-        asking = _asking()
+        session = _prompt_session()
         while True:
             try:
-                text = asking.prompt("> ").strip()
+                text = session.prompt("> ").strip()
             except KeyboardInterrupt:
-                continue  # the line is dropped, as a shell does
+                continue  # drops the line, as a shell does
             except EOFError:
                 return OK
             if text in ("/exit", "/quit", "/bye"):
                 return OK
             if text.startswith("/"):
-                self._obey(text)
+                self._run_command(text)
             elif text:
                 self._conversation.ask(text)
                 self._answer()
 
     def _greet(self) -> int:
-        """Say who answers; complain if nobody does."""
         names = self._ask_names()
         if names is None:
             return UNREACHABLE
@@ -118,7 +117,7 @@ class Talk:
         )
         return OK
 
-    def _obey(self, text: str) -> None:
+    def _run_command(self, text: str) -> None:
         command, _, rest = text.partition(" ")
         commands: Mapping[str, Callable[[str], None]] = {
             "/help": lambda _: _say(f"{_HELP}\n"),
@@ -132,7 +131,8 @@ class Talk:
             "/model": self._model,
         }
         if command not in commands:
-            _say(f"There is no command {command}; /help lists them.\n")
+            hint = nearest(command, commands)
+            _say(f"There is no command {command}{hint}; /help lists them.\n")
             return
         commands[command](rest.strip())
 
@@ -148,14 +148,14 @@ class Talk:
             _say("There is no question yet.\n")
             return
         self._answer()
-        if not talk.goes_on:  # nothing has come: the earlier answer is better than none
+        if not talk.ends_with_answer:  # without a new answer the earlier one is kept
             talk.turns = before
 
     def _more(self, _: str) -> None:
-        if self._conversation.goes_on:
+        if self._conversation.ends_with_answer:
             self._answer()
         else:
-            _say("There is no answer to go on with.\n")
+            _say("There is no answer to continue.\n")
 
     def _clear(self, _: str) -> None:
         self._conversation.clear()
@@ -190,14 +190,13 @@ class Talk:
             return
         if name:
             self._asking = evolve(self._asking, model=name)
-        # One that is not listed may be an alias or a variant; the daemon refuses others with the nearest name.
+        # A name that is not listed may be an alias or a variant; the daemon refuses others.
         others = [each for each in names if each != (self._asking.model or names[0])]
         _say(f"Model: {self._asking.model or names[0]}\n")
         if others:
             _say(f"Others: {', '.join(others)}\n")
 
     def _answer(self) -> None:
-        """Show an answer as it comes; what has come of one that is stopped stays in the conversation."""
         talk = self._conversation
         shown = Wrapped(_say, lambda: shutil.get_terminal_size().columns, _cells())
         answer: list[str] = []
@@ -206,19 +205,19 @@ class Talk:
                 _generate, self._socket, talk, self._asking, shown, answer, wait=self._asking.wait
             )
         shown.end()
-        (talk.continued if talk.goes_on else talk.answered)("".join(answer))
+        (talk.continued if talk.ends_with_answer else talk.answered)("".join(answer))
         if isinstance(eos, str):
             complain(eos)
             return
         if eos is not None and eos.reason == "length":
             _say(
-                f"{_DIM}The answer was cut after {eos.usage.completion_tokens} tokens; /more goes on.{_PLAIN}\n"
+                f"{_DIM}The answer was cut after {eos.usage.completion_tokens} tokens; /more continues.{_PLAIN}\n"
             )
         if eos is not None and self._stats:
             _say(f"{_DIM}{_figures(eos)}{_PLAIN}\n")
 
     def _ask_names(self) -> tuple[str, ...] | None:
-        """Return the models that give text, the default one first; None, after a complaint, if nobody answers."""
+        # None if no daemon answers, which was reported.
         found = _run(
             _models,
             self._socket,
@@ -239,7 +238,7 @@ def _run(
     wait: bool,
     start: Callable[[], bool] | None = None,
 ) -> Any:
-    """Run something on trio; what the daemon refuses, or that there is none, comes back as a text."""
+    """Run something on trio; return the sentence about an error of the daemon or the connection."""
     from uma_protocol import ProtocolError
     from uma_trio.client import ConnectionFailed, ServerError
 
@@ -269,7 +268,7 @@ async def _models(socket: Path) -> tuple[str, ...]:
 async def _generate(
     socket: Path, talk: Conversation, asking: AnswerFlags, shown: Wrapped, answer: list[str]
 ) -> Eos | None:
-    """Show one answer and put its pieces into `answer`. Ctrl-C ends it in the daemon; None then."""
+    """Show one answer and append its pieces to `answer`. Return None after Ctrl-C, which ends it in the daemon."""
     import trio
 
     from uma_trio.client import ServerError, connect
@@ -278,7 +277,7 @@ async def _generate(
     async with connect(socket) as client:
         generation = client.generate(
             messages=talk.messages,
-            continue_final_message=talk.goes_on,
+            continue_final_message=talk.ends_with_answer,
             **asking.parameters,
         )
         with trio.open_signal_receiver(signal.SIGINT) as interrupts:
@@ -302,7 +301,6 @@ async def _generate(
 async def _show(
     generation: AsyncIterator[Any], shown: Wrapped, answer: list[str], line: WaitLine
 ) -> None:
-    """Show thoughts dimly and text plainly, once `line` has ended."""
     thinking = False
     async for token in generation:
         line.end()
@@ -328,7 +326,6 @@ async def _stop_on(signals: AsyncIterator[int], scope: CancelScope) -> None:
 
 
 def _figures(eos: Eos) -> str:
-    """Return what an answer took, with the part of its prompt that was cached."""
     from uma_trio.cli.printer import figures
 
     usage = eos.usage
@@ -336,8 +333,7 @@ def _figures(eos: Eos) -> str:
     return f"{figures(eos)}, {share:.0%} of the prompt cached"
 
 
-def _asking() -> PromptSession[str]:
-    """Return what reads questions: with history, several lines, and the commands completed."""
+def _prompt_session() -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -363,7 +359,7 @@ def _asking() -> PromptSession[str]:
 
 
 def _history_file() -> Path | None:
-    """Return the file of earlier questions, which only this user may read; None if there can be none."""
+    # Only this user may read it. None if it cannot be written.
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     path = state / "uma-trio" / "chat-history"
     try:
@@ -376,7 +372,7 @@ def _history_file() -> Path | None:
 
 @contextmanager
 def _keys_unseen() -> Iterator[None]:
-    """Show no key that is typed while an answer comes; it is read by the next question."""
+    # Keys that are typed during an answer are read by the next question.
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     silent = [*before]
@@ -403,7 +399,7 @@ Turn = tuple[str, str]  # role, content
 
 
 class Conversation:
-    """The turns so far, with at most one system message before them."""
+    """The turns, with at most one system message before them. Does no output."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system
@@ -411,23 +407,23 @@ class Conversation:
 
     @property
     def messages(self) -> list[Turn]:
-        """What the model is sent."""
+        """The messages of a request."""
         return [("system", self.system), *self.turns] if self.system else list(self.turns)
 
     def ask(self, text: str) -> None:
-        """Add a question. One that got no answer is replaced, since templates want turns to alternate."""
+        """Add a question. It replaces one without an answer, since templates require turns to alternate."""
         if self.turns and self.turns[-1][0] == "user":
             self.turns.pop()
         self.turns.append(("user", text))
 
     def answered(self, text: str) -> None:
-        """Add an answer, or what has come of it; an empty one leaves the question open."""
+        """Add an answer or its beginning; an empty one leaves the question open."""
         if text:
             self.turns.append(("assistant", text))
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the latest turn is an answer, which could be continued."""
+    def ends_with_answer(self) -> bool:
+        """Whether the last turn is an answer, which can be continued."""
         return bool(self.turns) and self.turns[-1][0] == "assistant"
 
     def continued(self, text: str) -> None:
@@ -436,14 +432,14 @@ class Conversation:
         self.turns[-1] = (role, content + text)
 
     def again(self) -> bool:
-        """Take back what answers the latest question; False, and nothing else, if there is no question."""
+        """Remove the answer to the latest question; return whether there is a question."""
         asked = [n for n, (role, _) in enumerate(self.turns) if role == "user"]
         if asked:
             del self.turns[asked[-1] + 1 :]
         return bool(asked)
 
     def clear(self) -> None:
-        """Forget every turn, and keep the system message."""
+        """Remove every turn, but not the system message."""
         self.turns.clear()
 
     def save(self, path: Path) -> None:
@@ -455,20 +451,20 @@ class Conversation:
         if path.suffix.lower() == ".md":
             text = "".join(f"## {role}\n\n{content}\n\n" for role, content in self.messages)
         else:
-            said = [{"role": role, "content": content} for role, content in self.messages]
-            text = json.dumps(said, ensure_ascii=False, indent=1) + "\n"
+            stored = [{"role": role, "content": content} for role, content in self.messages]
+            text = json.dumps(stored, ensure_ascii=False, indent=1) + "\n"
         path.write_text(text, encoding="utf-8")
 
     def load(self, path: Path) -> None:
-        """Take up a conversation that :meth:`save` wrote as JSON.
+        """Load a conversation that :meth:`save` wrote as JSON.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is none; the conversation is unchanged.
+            ValueError: it is not one; the conversation is unchanged.
         """
-        said = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
         try:
-            turns = [(str(turn["role"]), str(turn["content"])) for turn in said]
+            turns = [(str(turn["role"]), str(turn["content"])) for turn in stored]
         except (TypeError, KeyError):
             raise ValueError("a list of objects with role and content is expected") from None
         if any(role not in ("system", "user", "assistant") for role, _ in turns):
@@ -481,10 +477,10 @@ _FENCE = "```"
 
 
 class Wrapped:
-    """Writes pieces at once; a word that does not fit is taken back and written on the next line.
+    """Writes pieces at once; a word that does not fit is erased and written on the next line.
 
-    Lines between fences of code are left as they are. `width` is asked again for each piece, because a window
-    changes its size; `cells` is how many columns a text takes.
+    Lines between code fences are not wrapped. `width` is called for each piece, since a window may be resized;
+    `cells` returns the columns of a text.
     """
 
     def __init__(
@@ -493,7 +489,7 @@ class Wrapped:
         self._write = write
         self._width = width
         self._cells = cells
-        self._line = ""  # the line of the text, as far as it has come
+        self._line = ""  # the current line of the text
         self._column = 0
         self._word = ""
         self._in_code = False
@@ -528,7 +524,7 @@ class Wrapped:
         if self._in_code or self._column + 1 < width:
             self._write(character)
             self._column += 1
-        elif self._column:  # the margin stands for the space
+        elif self._column:  # the line break replaces the space
             self._write("\n")
             self._column = 0
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 Load = Callable[["Config", "Progress | None"], "Backend"]
 
-_BAR, _SHORTEST_BAR = 32, 8  # columns, as far as the window has them
-_EIGHTHS = " ▏▎▍▌▋▊▉"
+_WIDEST_BAR = 32  # columns
 _DECODERS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
@@ -112,42 +111,29 @@ def as_values(measured: Measured, most: int) -> dict[str, Any]:
     }
 
 
-def bar(value: float, most: float, width: int = _BAR) -> str:
-    """Return a bar whose length is `value` of `most`, to an eighth of a character."""
-    eighths = round(8 * width * value / most) if most > 0 else 0
-    whole, rest = divmod(max(0, min(eighths, 8 * width)), 8)
-    return "█" * whole + (_EIGHTHS[rest] if rest else "")
-
-
 def _show(about: str, measured: Measured, most: int) -> None:
-
     out = console()
     out.print(f"One tick of so many tokens: {about}")
-    out.print(_table(measured_sizes(measured.cost, most), out.width))
+    out.print(table_of(measured_sizes(measured.cost, most)))
     for line in summary(measured, most):
         out.print(line)
 
 
-def _table(found: list[MeasuredSize], width: int) -> Table:
-    """Return the sizes as a table whose bars take what the figures and notes leave of `width`."""
+def table_of(found: list[MeasuredSize]) -> Table:
+    """Return the sizes with a bar for the rate of each."""
+    from rich.bar import Bar
     from rich.table import Table
 
-    names = ("tokens", "ms", "ms/token", "tokens/s")
-    rows = [
-        (str(s.tokens), *(_figure(v) for v in (s.ms, s.ms_per_token, s.per_s)), s.note)
-        for s in found
-    ]
-    columns = list(zip((*names, ""), *rows, strict=True))
-    taken = sum(2 + max(map(len, column)) for column in columns)  # with the gaps between
-    room = max(_SHORTEST_BAR, min(_BAR, width - taken))
-    best = max(size.per_s for size in found)
     table = Table(box=None, pad_edge=False)
-    for name in names:
+    for name in ("tokens", "ms", "ms/token", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, style="cyan", min_width=room)
+    table.add_column("", max_width=_WIDEST_BAR)
     table.add_column("", no_wrap=True, style="dim")
-    for size, (*figures, note) in zip(found, rows, strict=True):
-        table.add_row(*figures, bar(size.per_s, best, room), note)
+    best = max(size.per_s for size in found)
+    for size in found:
+        figures = map(_figure, (size.ms, size.ms_per_token, size.per_s))
+        rate = Bar(best, 0, size.per_s, color="cyan")
+        table.add_row(str(size.tokens), *figures, rate, size.note)
     return table
 
 
@@ -157,7 +143,7 @@ def summary(measured: Measured, most: int) -> list[str]:
 
     cost = measured.cost
     ms = decoders_ms(cost, most)
-    chunks = f"With nobody to protect, background prompts go in chunks of {cost.plateau(most)}"
+    chunks = f"Without readers, background prompts go in chunks of {cost.plateau(most)}"
     lines = [
         f"{chunks}: the fewest tokens that reach 95 % of the best rate.",
         f"A person's prompt then goes in chunks of {cost.quickest(most)}, the best rate.",
@@ -181,11 +167,11 @@ def summary(measured: Measured, most: int) -> list[str]:
             )
         else:
             more = 100 * (ms[4] / ms[3] - 1)
-            lines.append(f"A fourth decoder beside three costs {more:.0f} % more.")
+            lines.append(f"A fourth decoder costs {more:.0f} % more.")
     if cost.others:
         lines.append(f"Note: {in_words(cost.others)}.")
     if measured.recalled:
-        lines.append(f"Recalled from {measured.file}; --fresh measures anew.")
+        lines.append(f"Recalled from {measured.file}; --fresh measures again.")
     else:
         lines.append(f"Measured now, and kept in {measured.file}.")
     return lines

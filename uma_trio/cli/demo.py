@@ -1,6 +1,6 @@
-"""`uma-trio demo`: a private daemon, four clients at once, and what each of them felt.
+"""`uma-trio demo`: a private daemon, four clients at once, and the latencies of each.
 
-Three clients stream; when all of them do, a fourth sends a prompt a hundred times as long. The
+Three clients stream; when all of them do, a fourth sends a prompt that is a hundred times as long. The
 daemon is a process of its own on a temporary socket, started and stopped as a user would.
 """
 
@@ -38,14 +38,14 @@ _REQUESTS = (
 _SENTENCE = "One day the little fox walked to the river to look for her friend the old heron. "
 _LONG = _SENTENCE * 37 + "\n\nWhat is the first sentence of this text?"
 _TOKENS = 240
-_UNDER_WAY = 8  # tokens that each of the three has before the fourth comes
+_UNDER_WAY = 8  # tokens of each of the three before the fourth starts
 _DRAWN_HZ = 12
 _HEIGHT = 24
 
 
 @define
 class Pane:
-    """What one client has seen so far; times in seconds."""
+    """The stream of one client; times in seconds."""
 
     name: str
     prompt: str
@@ -86,26 +86,26 @@ async def _demo(model: str | None) -> int:
         with _daemon(Path(folder), model) as path:
             await _watched(path, panes)
             console().print(_summary(panes))
-        sys.stdout.write("The daemon stopped cleanly and its socket is gone.\n")
+        sys.stdout.write("The daemon stopped cleanly and its socket is removed.\n")
     return OK
 
 
 @contextmanager
 def _daemon(folder: Path, model: str | None) -> Iterator[Path]:
-    """Run a daemon on a socket in `folder`; on the way out stop it and see that it was clean."""
+    """Run a daemon on a socket in `folder`. Raises :class:`Trouble` if it does not stop cleanly."""
     path, log = folder / "uma.sock", folder / "log"
     command = [sys.executable, "-m", "uma_trio", "serve", "--socket", str(path)]
     command += ["--log-level", "warning", *(["--model", model] if model else [])]
     env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
     started = time.monotonic()
-    with log.open("wb") as said:
-        # In a session of its own, so that Ctrl-C reaches us alone, and we stop it.
+    with log.open("wb") as output:
+        # In a session of its own: Ctrl-C reaches only this process, which stops it.
         process = subprocess.Popen(  # noqa: S603 - our own program
             command,
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
     try:
@@ -125,7 +125,6 @@ def _daemon(folder: Path, model: str | None) -> Iterator[Path]:
 
 
 async def _watched(path: Path, panes: list[Pane]) -> None:
-    """Let the four clients stream, and draw them on a terminal."""
     from rich.live import Live
 
     out = console()
@@ -149,7 +148,7 @@ async def _four_clients(path: Path, panes: list[Pane]) -> None:
 
 
 async def _client(path: Path, pane: Pane, under_way: trio.Event) -> None:
-    """Stream one answer into its pane; `under_way` is set when some of it has come."""
+    """Stream one answer into its pane; set `under_way` after its first tokens."""
     from uma_trio.client import HELD_BACK, connect
 
     pane.asked, pane.state = time.monotonic(), "reading the prompt"
@@ -173,7 +172,6 @@ async def _client(path: Path, pane: Pane, under_way: trio.Event) -> None:
 
 
 def _grid(panes: list[Pane], out: Console) -> Table:
-    """Draw four panes, each with the end of its answer."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table
@@ -199,7 +197,6 @@ def _grid(panes: list[Pane], out: Console) -> Table:
 
 
 def _summary(panes: list[Pane]) -> Table:
-    """Return what each client felt."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")

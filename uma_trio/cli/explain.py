@@ -45,8 +45,8 @@ _LEAST_SHARE = 0.005
 _LONGEST_APP = 16
 _LEFT = {"APP", "LANE", "STATE", "GOT", "WORST GAP", "WHY"}  # the others are numbers
 
-_GIVEN_UP = 2  # the status of a tick that did not fail: it was ended for somebody else's sake
-_FOLDED = " " * 6  # before what stands under a line of a table that is too wide
+_GIVEN_UP = 2  # the status of a tick that was aborted for another request
+_FOLDED = " " * 6  # before columns that do not fit into the line
 BALLAST = (
     "Ballast: rows that are computed and thrown away, where a tick of more rows takes less time."
 )
@@ -72,7 +72,7 @@ def explain(
     follow: Annotated[
         bool,
         Parameter(
-            help="Tell what the request waits for as it changes, until it ends.", negative=""
+            help="Print what the request waits for as it changes, until it ends.", negative=""
         ),
     ] = False,
     json: JsonFlag = False,
@@ -86,7 +86,7 @@ def explain(
         complain(f"--ticks: {ticks} is out of range, 0 to {_MOST_TICKS}.")
         return USAGE
     if last is not None and (last < 1 or request is not None):
-        complain("--last takes a number of requests from 1, and no handle beside it.")
+        complain("--last takes a number of requests from 1, and no handle.")
         return USAGE
     if follow:
         if request is None or json:
@@ -97,7 +97,7 @@ def explain(
 
 
 async def _follow(path: Path, request: int) -> int:
-    """Print a line whenever the request waits for something else; at its end its story."""
+    """Print a line whenever the request waits for something else; at its end, how its time was spent."""
     import trio
 
     from uma_trio.client import Client
@@ -116,18 +116,18 @@ async def _follow(path: Path, request: int) -> int:
 
 @define
 class News:
-    """What was said last of a request that is followed, so that nothing is said again too soon."""
+    """The last line about a followed request, so that it is not repeated too soon."""
 
-    _said: str = ""
+    _last: str = ""
     _at_ms: float = 0.0
 
     def line(self, story: StoryInfo) -> str:
-        """Return what to say of a live request; "" where only figures have changed, and not long ago."""
+        """Return a line about a live request; "" if only figures have changed recently."""
         now = progress(story)
         words = re.sub(r"\d[\d,.]*", "", now)
-        if words == self._said and story.age_ms < self._at_ms + _FIGURES_MS:
+        if words == self._last and story.age_ms < self._at_ms + _FIGURES_MS:
             return ""
-        self._said, self._at_ms = words, story.age_ms
+        self._last, self._at_ms = words, story.age_ms
         return f"{duration(story.age_ms / 1e3)}: {now}"
 
 
@@ -164,7 +164,7 @@ async def _explain(
 
 
 async def neighbours_share(path: Path) -> float | None:
-    """Return the part of the machine that other programs use in a quarter of a second; None if nobody can tell."""
+    """Return the part of the machine that other programs use in a quarter of a second; None if unknown."""
     import trio
 
     from uma_trio.config.hardware import cpu_seconds_of
@@ -210,7 +210,7 @@ def _show(found: Explanation, request: int | None) -> None:
 
 
 def _requests(timelines: tuple[StoryInfo, ...]) -> list[dict[str, str]]:
-    """Return one row for each request; parts that took nobody's time are left out."""
+    """Return one row for each request; parts without time are left out."""
     parts = [shares(timeline) for timeline in timelines]
     shown = [name for name in PARTS if any(part[name] >= _LEAST_SHARE for part in parts)]
     several = any(timeline.choice for timeline in timelines)
@@ -287,23 +287,23 @@ def _tick_row(tick: TickInfo, request: int | None) -> dict[str, str]:
 def aligned(rows: Sequence[Mapping[str, str]], left: set[str], width: int) -> list[str]:
     """Return a table as lines, the headings first; the columns in `left` begin at their left.
 
-    Nothing is cut. Columns that do not fit into `width` characters stand under their line, each
-    behind its heading; what is the same for lines that follow each other stands under the first.
+    Nothing is cut. Columns that do not fit into `width` characters follow in a second line, with their headings;
+    consecutive equal second lines are printed once.
     """
     sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    beside = list(sizes)
-    while len(beside) > 1 and sum(sizes[name] + 2 for name in beside) - 2 > width:
-        beside.pop()
-    lines = [_line({name: name for name in sizes}, sizes, beside, left)]
-    said = ""
+    fitting = list(sizes)
+    while len(fitting) > 1 and sum(sizes[name] + 2 for name in fitting) - 2 > width:
+        fitting.pop()
+    lines = [_line({name: name for name in sizes}, sizes, fitting, left)]
+    last = ""
     for row in rows:
-        lines.append(_line(row, sizes, beside, left))
-        below = ", ".join(f"{name.lower()}: {row[name]}" for name in sizes if name not in beside)
-        if below != said:
+        lines.append(_line(row, sizes, fitting, left))
+        below = ", ".join(f"{name.lower()}: {row[name]}" for name in sizes if name not in fitting)
+        if below != last:
             lines += textwrap.wrap(
                 below, width, initial_indent=_FOLDED, subsequent_indent=_FOLDED + "  "
             )
-        said = below
+        last = below
     return lines
 
 

@@ -116,13 +116,13 @@ def _without_proxy(host: str, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def unreachable(address: Address) -> str | None:
-    """Say why nobody serves HTTP at an address, and what to do; None if the daemon does."""
+    """Return why no daemon serves HTTP at an address, and what to do; None if one does."""
     connection = HTTPConnection(address.host, address.port, timeout=_PATIENCE_S)
     try:
         connection.request("GET", "/health")
         status = connection.getresponse().status
     except ConnectionRefusedError:
-        return f"nobody listens there. Start it: uma-trio serve --http {_typed(address)}"
+        return f"nothing listens there. Start it: uma-trio serve --http {_typed(address)}"
     except TimeoutError:
         return (
             f"it says nothing for {_PATIENCE_S:.0f} s. Look at what listens there, or restart it."
@@ -137,7 +137,7 @@ def unreachable(address: Address) -> str | None:
 
 
 def is_welcome(address: Address, key: str) -> bool:
-    """Whether the daemon takes this key; also if it cannot be asked, since the program will tell."""
+    """Whether the daemon accepts this key; True if it cannot be reached, which the program will report."""
     connection = HTTPConnection(address.host, address.port, timeout=_PATIENCE_S)
     try:
         connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})

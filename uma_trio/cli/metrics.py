@@ -127,7 +127,7 @@ def _row(name: str, value: Any, metric: Metric | None) -> tuple[str, str, str]:
 
 
 def _print(rows: list[tuple[str, str, str]], out: Console) -> None:
-    """Print names and figures whole, and what they mean where there is room for it."""
+    # Names and figures are never cut, meanings are.
     from rich.text import Text
 
     names, figures = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -136,8 +136,8 @@ def _print(rows: list[tuple[str, str, str]], out: Console) -> None:
     for name, figure, meaning in rows:
         line = Text.assemble((name.ljust(names), "bold"), "  ", figure)
         if room >= _LEAST_ROOM:
-            told = meaning if len(meaning) <= room else f"{meaning[: room - 3]}..."
-            line = Text.assemble(line, " " * (figures - len(figure)), "  ", (told, "dim"))
+            shown = meaning if len(meaning) <= room else f"{meaning[: room - 3]}..."
+            line = Text.assemble(line, " " * (figures - len(figure)), "  ", (shown, "dim"))
         out.print(line, soft_wrap=True)
     if out.is_terminal and room < _LEAST_ROOM:
         wide = names + figures + 4 + _LEAST_ROOM
@@ -267,7 +267,6 @@ def _part(found: Figures, part: str, whole: str, what: str, *, share: bool = Fal
 
 
 def _ms(value: float) -> str:
-    """Return milliseconds as a person says them: 0.19 ms, 9.0 ms, 412 ms, 3.2 s."""
     if value >= 1000:
         return f"{value / 1000:.1f} s"
     return (

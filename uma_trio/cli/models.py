@@ -74,8 +74,18 @@ class Daemon:
 
     def state_of(self, model: Found) -> str:
         """Return the state of a model in the daemon, "" if it does not serve it."""
-        names = {model.name, model.path.stem, stem_of(model.path.name)}
-        return next((each.state for each in self.models if each.name in names), "")
+        return next((each.state for each in self.models if self._is_file_of(each, model)), "")
+
+    def elsewhere(self, found: Sequence[Found]) -> list[ModelInfo]:
+        """Return the daemon's models whose files are not in `found`, such as those named by their path."""
+        return [each for each in self.models if not any(self._is_file_of(each, m) for m in found)]
+
+    def _is_file_of(self, served: ModelInfo, model: Found) -> bool:
+        # The first model may be called as its file says, whatever the file's name.
+        given = (self.settings or {}).get("model")
+        if given and served is self.models[0]:
+            return given in (model.name, str(model.path.absolute()))
+        return served.name in (model.name, model.path.stem, stem_of(model.path.name))
 
 
 ModelDirFlag = Annotated[
@@ -98,7 +108,7 @@ def models(
     config = _config(daemon, model_dir)
     found = _found(config)
     rows = rows_of(found, config, _room(), served=daemon.state_of)
-    rows += _elsewhere(daemon, found)
+    rows += map(_row_elsewhere, daemon.elsewhere(found))
     if json:
         print_json([asdict(row) for row in rows])
         return OK
@@ -324,23 +334,15 @@ def rows_of(
         return list(tries.map(row, found))
 
 
-def _elsewhere(daemon: Daemon, found: Sequence[Found]) -> list[Row]:
-    """Return the daemon's models that are in no folder, such as those named by their path."""
-    names = {
-        name for each in found for name in (each.name, each.path.stem, stem_of(each.path.name))
-    }
-    return [
-        Row(
-            harmless(each.name),
-            "the daemon",
-            "",
-            size_bytes=each.size_bytes,
-            n_ctx_train=each.n_ctx,
-            served=each.state,
-        )
-        for each in daemon.models
-        if each.name not in names
-    ]
+def _row_elsewhere(served: ModelInfo) -> Row:
+    return Row(
+        harmless(served.name),
+        "the daemon",
+        "",
+        size_bytes=served.size_bytes,
+        n_ctx_train=served.n_ctx,
+        served=served.state,
+    )
 
 
 def _room() -> int | None:

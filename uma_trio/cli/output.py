@@ -128,7 +128,9 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 def socket_path(flag: str | None) -> Path:
     """Return the daemon's socket: the option, the environment, the YAML file, or where a daemon is found."""
     if _only_the_socket_is_set():
-        given = flag if flag is not None else os.environ.get("UMA_SOCK")
+        given = (
+            flag if flag is not None else os.environ.get("UMA_SOCKET", os.environ.get("UMA_SOCK"))
+        )
         if given is None:
             return Path(socket_to_ask())
         if given.isprintable() and given.strip() == given != "":
@@ -147,10 +149,13 @@ def socket_path(flag: str | None) -> Path:
 
 
 def _only_the_socket_is_set() -> bool:
-    """Whether UMA_SOCK is our only variable that is set, and there is no settings file."""
+    """Whether no other variable of ours is set, and there is no settings file."""
     from uma_trio.config.place import ENV_PREFIX, users_file
 
-    if any(name.startswith(ENV_PREFIX) and name != "UMA_SOCK" for name in os.environ):
+    if any(
+        name.startswith(ENV_PREFIX) and name not in ("UMA_SOCKET", "UMA_SOCK")
+        for name in os.environ
+    ):
         return False
     own = users_file(os.environ)
     return own is None or not own.is_file()

@@ -368,6 +368,10 @@ class _Taker:
     owner: type | None = None
     is_rest: bool = False  # of a parameter like *words
 
+    def described(self, text: str) -> _Taker:
+        """Return it with a description."""
+        return attrs.evolve(self, parameter=attrs.evolve(self.parameter, help=text))
+
     def usage(self) -> str:
         """Return the spellings with what stands for the value."""
         if isinstance(self.param, click.Argument):
@@ -390,9 +394,10 @@ def _takers(verb: Callable[..., Any]) -> Iterator[_Taker]:
     for name, parameter in inspect.signature(verb, eval_str=True).parameters.items():
         kind, declared = _declared(parameter.annotation)
         if FIELDS in declared.names:
-            hints = get_type_hints(kind, include_extras=True)
+            hints, about = get_type_hints(kind, include_extras=True), kind.descriptions()
             for field in attrs.fields(kind):
-                yield _option(field.name, hints[field.name], group=name, owner=kind)
+                taker = _option(field.name, hints[field.name], group=name, owner=kind)
+                yield taker if taker.parameter.help else taker.described(about[field.name])
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             several = parameter.kind is parameter.VAR_POSITIONAL
             needed = parameter.default is parameter.empty and not several

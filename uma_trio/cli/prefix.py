@@ -1,4 +1,4 @@
-"""`uma-trio prefix`: what the daemon keeps of this user's prompts; clear it, or pin a conversation."""
+"""`uma-trio prefix`: the cached prefixes of this user's prompts."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ async def _prefix(
     if as_json:
         print_json(msgspec.to_builtins(found))
         return OK
-    for line in told(found, cleared=action == "clear"):
+    for line in lines_of(found, cleared=action == "clear"):
         console().print(line, soft_wrap=True)
     if session is not None and not any(session in info.sessions for info in found.prefixes):
         raise Trouble(f"Nothing was pinned: no turn of a session {session} of yours is saved.")
     return OK
 
 
-def told(found: Prefixes, *, cleared: bool = False) -> list[str]:
-    """Return what there is, a line for each namespace."""
+def lines_of(found: Prefixes, *, cleared: bool = False) -> list[str]:
+    """Return a line for each namespace."""
     if not found.budget_bytes:
         return ["No prefixes are kept: the daemon runs with --prefix-ram 0."]
     used, budget = size(found.used_bytes), size(found.budget_bytes)
@@ -85,8 +85,8 @@ def told(found: Prefixes, *, cleared: bool = False) -> list[str]:
 
 
 def _line(info: PrefixInfo) -> str:
-    whose = "all your programs" if info.cache is None else harmless(info.cache)
-    text = f"{whose}: {several(info.tokens, 'token')} saved in {several(info.pages, 'page')} ({size(info.bytes)})"
+    owner = "all your programs" if info.cache is None else harmless(info.cache)
+    text = f"{owner}: {several(info.tokens, 'token')} saved in {several(info.pages, 'page')} ({size(info.bytes)})"
     text += f", {info.leaf_tokens:,} in the KV cache"
     if info.asked_tokens:
         there, missed = (n / info.asked_tokens for n in (info.cached_tokens, info.missed_tokens))

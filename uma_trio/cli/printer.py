@@ -1,4 +1,4 @@
-"""What `uma-trio run` prints of answers: their text, the thoughts before it, and what they took."""
+"""Output of `uma-trio run`: text, reasoning and figures of answers, and the line about what a request waits for."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ _CLEAR: Final = "\r\x1b[K"
 
 
 class Printer:
-    """Puts `n` answers where they belong: as text, or as one JSON object at their end.
+    """Prints `n` answers as text, or as one JSON object at their end.
 
-    As text they are printed one behind the other, each under a line that counts them: the first one as
-    it comes, the next when that is over, with what has come of it by then.
-
-    Text goes to standard output. What the model thinks before it answers goes to standard error,
-    and only where that is a terminal: a reader would see nothing for minutes.
+    Several answers are printed one after the other, each under a heading with its number: the first as it is
+    generated. Text goes to standard output; reasoning goes to standard error, and only to a terminal.
     """
 
     def __init__(self, *, as_json: bool, n: int = 1) -> None:
         self._as_json = as_json
         self._n = n
         self._waiting: list[list[Token]] = [[] for _ in range(n)]
-        self._turn = -1 if n > 1 else 0  # whose tokens are printed
+        self._turn = -1 if n > 1 else 0  # the answer that is printed
         self._terminal = sys.stdout.isatty()
         self._watched = sys.stderr.isatty()
         self._dim = self._watched and "NO_COLOR" not in os.environ and _has_colour()
@@ -52,7 +49,7 @@ class Printer:
             self._take_turns(())
 
     def over(self, ends: Sequence[End]) -> None:
-        """Go on with the next answer where the one that is printed is among those at their end."""
+        """Continue with the next answer if the printed one is among those that ended."""
         if not self._as_json and self._n > 1:
             self._keep_calls(ends)
             self._take_turns([end.choice for end in ends])
@@ -79,7 +76,6 @@ class Printer:
         self._calls |= {end.choice: end.calls for end in ends}
 
     def _print_calls(self) -> None:
-        """Print the calls of the answer whose turn it is, a line of JSON each. Once."""
         calls = self._calls.pop(self._turn, ())
         if calls and self._unended:
             self._say("\n")
@@ -96,11 +92,11 @@ class Printer:
             self._say(token.text)
 
     def interrupted(self) -> None:
-        """Take note that the terminal has shown ^C, which the next line must not follow."""
+        """Note that the terminal has shown ^C on the current line."""
         self._open_line = True
 
     def end_line(self) -> None:
-        """Let what comes next stand on a line of its own. Idempotent."""
+        """Begin a new line unless the current one is empty."""
         if self._open_line and not self._as_json:
             if self._terminal:
                 _put(sys.stdout, "\n")
@@ -110,13 +106,13 @@ class Printer:
         self._open_line = False
 
     def rest(self) -> None:
-        """Print what still waits for its turn: nothing more will come. Idempotent."""
+        """Print the rest of all answers: there are no more tokens."""
         if not self._as_json and self._turn >= 0:
             self._take_turns(range(self._n))
         self.end_line()
 
     def finish(self, eos: Eos | None, ends: Sequence[End] = ()) -> None:
-        """End the line, print calls, and tell what the answers took to who looks at standard error."""
+        """End the line, print calls, and print figures to standard error if that is a terminal."""
         self._keep_calls(ends)
         if eos is not None and self._n == 1:
             self._calls[0] = eos.calls
@@ -124,20 +120,19 @@ class Printer:
         if not self._as_json:
             self._print_calls()
         if self._as_json:
-            print_json({**self._said(ends), **_summary(eos)})
+            print_json({**self._answers(ends), **_summary(eos)})
         elif eos is not None and self._watched:
             complain(figures(eos))
 
-    def _said(self, ends: Sequence[End]) -> dict[str, Any]:
-        """Return what the answer says, or what each says and how it ended."""
-        said = [_whole(tokens) for tokens in self._waiting]
+    def _answers(self, ends: Sequence[End]) -> dict[str, Any]:
+        answers = [_whole(tokens) for tokens in self._waiting]
         if self._n == 1:
-            return said[0]
-        for choice, one in enumerate(said):
+            return answers[0]
+        for choice, one in enumerate(answers):
             one["choice"] = choice
         for end in ends:
-            said[end.choice].update(_plain(end))
-        return {"choices": said}
+            answers[end.choice].update(_plain(end))
+        return {"choices": answers}
 
     def _say(self, text: str) -> None:
         shown = harmless(text) if self._terminal else text
@@ -161,7 +156,6 @@ def figures(eos: Eos) -> str:
 
 
 def _decoded(arguments: str) -> Any:
-    """Return arguments as JSON, or as the text that the model wrote where it is none."""
     try:
         return loads(arguments)
     except (ValueError, RecursionError):
@@ -188,7 +182,6 @@ def _whole(tokens: Sequence[Token]) -> dict[str, Any]:
 
 
 def _plain(event: Eos | End) -> dict[str, Any]:
-    """Return what an event that ends an answer says of it, without its text."""
     import msgspec
 
     known: dict[str, Any] = msgspec.to_builtins(event)
@@ -197,21 +190,21 @@ def _plain(event: Eos | End) -> dict[str, Any]:
 
 
 def wait_of(found: Sessions, pid: int) -> str:
-    """Return what the requests of a process wait for, "" if nothing keeps them."""
+    """Return what the requests of a process wait for, "" if nothing."""
     return next((one.waits for one in found.sessions if one.pid == pid and one.waits), "")
 
 
 class WaitLine:
-    """The line. :meth:`run` keeps it up to date until :meth:`end`; without a terminal there is none."""
+    """A line about what a request waits for, until its first token. Only on a terminal."""
 
     def __init__(self, socket: Path) -> None:
         import trio
 
-        self._socket, self._told = socket, ""
+        self._socket, self._shown = socket, ""
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        """Say what this process's request waits for, from :data:`PATIENCE_S` on."""
+        """Show the line from :data:`PATIENCE_S` on, until :meth:`end`."""
         import trio
 
         from uma_trio.client import Client, ConnectionFailed, ServerError
@@ -223,18 +216,18 @@ class WaitLine:
             await trio.sleep(PATIENCE_S)
             while True:
                 try:
-                    self._tell(wait_of(await client.overview(), os.getpid()))
+                    self._show(wait_of(await client.overview(), os.getpid()))
                 except (ConnectionFailed, ServerError):
-                    self._tell("")  # the request itself will tell
+                    self._show("")  # the request itself reports it
                 await trio.sleep(_AGAIN_S)
 
     def end(self) -> None:
-        """Remove the line: something else is printed from here on. Idempotent."""
+        """Remove the line."""
         self._scope.cancel()
-        self._tell("")
+        self._show("")
 
-    def _tell(self, wait: str) -> None:
-        if wait != self._told:
-            self._told = wait
+    def _show(self, wait: str) -> None:
+        if wait != self._shown:
+            self._shown = wait
             sys.stderr.write(f"{_CLEAR}{harmless(wait)}")
             sys.stderr.flush()

@@ -46,8 +46,7 @@ class Asking(AnswerFlags):
     n: Annotated[
         int,
         Parameter(
-            help="The number of answers, each printed under a heading; the prompt is computed once. With more "
-            "than one the default of --temperature is the model's, or 0.8: at 0 the answers would be equal."
+            help="The number of answers, each printed under a heading; the prompt is computed once."
         ),
     ] = 1
     tools: Annotated[
@@ -103,7 +102,7 @@ Flags = Annotated[Asking, Parameter(name=FIELDS)]
 
 Words = Annotated[
     str,
-    Parameter(help="The prompt. The word - stands for standard input."),
+    Parameter(help="The prompt. The word - is standard input."),
 ]
 
 
@@ -111,7 +110,7 @@ def run(*words: Words, chat: Chat = None, asking: Flags = _NOTHING) -> int:
     """Send one prompt and print the answer as it is generated.
 
     The prompt is given as words, by --prompt, or on standard input (one final line break is dropped).
-    The word - stands for standard input: git diff | uma-trio run "What does this change?" -
+    The word - is standard input: git diff | uma-trio run "What does this change?" -
     Without --chat or --raw the model's chat template is used if there is one.
     """
     return _answer(words, chat, asking, "uma-trio")
@@ -157,7 +156,7 @@ def _answer(words: tuple[str, ...], chat: bool | None, asking: Asking, program: 
 
 
 def _converse(chat: bool | None, asking: Asking) -> int:
-    """Talk, with every flag that an answer of a conversation can have; refuse the others by name."""
+    """Start a conversation with the options that it has; refuse the others by name."""
     from uma_trio.cli.chat import chat as talk
 
     shared = {each.name for each in fields(AnswerFlags)}
@@ -174,7 +173,7 @@ def _converse(chat: bool | None, asking: Asking) -> int:
 
 
 def _check(prompt: str, asking: Asking) -> None:
-    """Raise about a prompt or a flag that no daemon would take, before one is looked for."""
+    """Raise :class:`ConfigError` about what every daemon refuses, before one is connected to."""
     from uma_protocol import DEFAULT_MAX_FRAME_BYTES, Message
 
     if (length := len(prompt.encode())) > DEFAULT_MAX_FRAME_BYTES:
@@ -216,7 +215,7 @@ async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) ->
                 client, prompt, chat is not False, asking, printer, WaitLine(socket)
             )
         except ServerError as error:
-            # The model has no chat template, and nobody insisted on one.
+            # The model has no chat template, and none is required.
             if error.code != "E_MODEL_002" or chat is not None or _implies_chat(asking):
                 raise
     async with connect(socket) as client:
@@ -226,7 +225,6 @@ async def _talk(socket: Path, prompt: str, chat: bool | None, asking: Asking) ->
 async def _stream(
     client: Client, prompt: str, chat: bool, asking: Asking, printer: Printer, line: WaitLine
 ) -> int:
-    """Print one answer; on Ctrl-C end it in the daemon first."""
     import trio
 
     from uma_trio.client import ServerError
@@ -234,8 +232,8 @@ async def _stream(
     messages = [("user", prompt)]
     if asking.system is not None:
         messages.insert(0, ("system", asking.system))
-    said: dict[str, Any] = {"messages": messages} if chat else {"prompt": prompt}
-    generation = client.generate(**said, **asking.parameters)
+    text: dict[str, Any] = {"messages": messages} if chat else {"prompt": prompt}
+    generation = client.generate(**text, **asking.parameters)
     refusal: ServerError | None = None
     with trio.open_signal_receiver(signal.SIGINT) as interrupts:
         async with trio.open_nursery() as nursery:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from uma_trio.config.options import Config
 
 _REPLACE = "replace"
-_SLOW_S = 1.0  # a load that takes longer deserves a progress bar
+_SLOW_S = 1.0  # a longer load gets a progress bar
 
 
 def serve(**flags: object) -> int:
@@ -137,7 +137,6 @@ class LoadProgress:
         self._show(_MEASURING, share)
 
     def _show(self, what: str, share: float) -> None:
-        """Show how far that is, in place of what was shown before; nothing unless a person looks."""
         if what != self._what:
             self.stop()
             self._what = what
@@ -153,16 +152,16 @@ class LoadProgress:
         self._bar.update(self._bar_id, completed=share)
 
     def ready(self, info: ReadyInfo) -> None:
-        """Take the bar away and say what is served, where, and what to try."""
+        """Remove the bar and print what is served, where, and what to try."""
         self.stop()
         try:
             sys.stdout.write(ready_block(info, time.monotonic() - self._started))
             sys.stdout.flush()
         except OSError:
-            return  # started by something that does not listen; serving goes on
+            return  # nothing reads the output; the daemon continues
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -187,7 +186,6 @@ def ready_block(info: ReadyInfo, took_s: float) -> str:
 
 
 def _writes(info: ReadyInfo) -> list[tuple[str, str]]:
-    """Return what is said of the models that write."""
     model, limits = info.model, info.limits
     if limits is None:
         return []
@@ -203,7 +201,6 @@ def _writes(info: ReadyInfo) -> list[tuple[str, str]]:
 
 
 def _context(limits: ContextLimits) -> str:
-    """Return how many tokens there are, and how the KV cache is laid out."""
     layout = "one KV cache for all"
     if limits.n_streams > 1:
         layout = f"{limits.n_streams} KV streams of {limits.n_ctx // limits.n_streams}"
@@ -211,7 +208,6 @@ def _context(limits: ContextLimits) -> str:
 
 
 def _to_try(info: ReadyInfo) -> str:
-    """Return a command that shows what the daemon does."""
     where = Path(_where(info.socket))
     if info.limits is not None:
         return how_to_ask(where)
@@ -221,7 +217,6 @@ def _to_try(info: ReadyInfo) -> str:
 
 
 def _encoder(info: EncoderInfo) -> str:
-    """Return what is said of a model that makes vectors or scores."""
     makes = "scores" if info.ranks else f"vectors of {info.width} numbers"
     return f"{Path(info.path).stem} ({count(info.n_params)} parameters, {makes}, texts of {info.n_ctx} tokens)"
 
@@ -232,12 +227,11 @@ def _where(socket: str) -> str:
 
 
 def _page(http: str | None) -> dict[str, str]:
-    """Return where a browser finds the page, which a Unix socket does not serve to any."""
+    # Browsers do not connect to Unix sockets.
     return {} if not http or http.startswith("unix:") else {"page": f"{http}/ui/"}
 
 
 def _base_url(http: str, keys: Path | None) -> str:
-    """Return what a client of OpenAI's API is told, for an address of ours."""
     if http.startswith("unix:"):
         return http
     key = "=none" if keys is None else f" is in {keys}"
@@ -260,7 +254,7 @@ def _parameter(item: Option, group: str) -> inspect.Parameter:
         group=group,
         advanced=item.name not in ESSENTIAL,
     )
-    return _keyword(settings.flag_key(item.flag), Annotated[kind, shape])
+    return _keyword(item.key, Annotated[kind, shape])
 
 
 def _keyword(name: str, annotation: Any) -> inspect.Parameter:
@@ -288,7 +282,7 @@ def _signature() -> inspect.Signature:
     )
     reserved = [
         _keyword(
-            settings.flag_key(item.flag),
+            item.key,
             Annotated[str | None, Parameter(name=item.flag, show=False)],
         )
         for item in RESERVED

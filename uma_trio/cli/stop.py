@@ -37,9 +37,12 @@ def stop(
         from uma_trio.cli.attempt import attempt
         from uma_trio.cli.load import unload_at
 
-        return attempt(unload_at, path, model)
+        status = attempt(unload_at, path, model)
+        if status == REFUSED:
+            complain("`uma-trio stop` without a model ends the daemon.")
+        return status
     if str(path).startswith(FRAMED_TCP):
-        complain(f"No system tells who serves on {path}; end that daemon where it was started.")
+        complain(f"The process behind {path} is not known; end that daemon where it was started.")
         return REFUSED
     pid = daemon_of(path)
     if pid is None:

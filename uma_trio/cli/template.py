@@ -1,4 +1,4 @@
-"""`uma-trio doctor --template`: what was found out from a model's chat template, and what it can do."""
+"""`uma-trio doctor --template`: what is derived from a model's chat template."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _CALLED: Final = Message(
 
 
 def show_template(path: Path, *, as_json: bool) -> int:
-    """Tell about the template in a GGUF file, or in a file of its own."""
+    """Describe the template in a GGUF file, or in a file of its own."""
     try:
         source = _source_of(path)
     except (OSError, ValueError) as error:
         complain(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
         return USAGE
-    told = about(source)
+    found = about(source)
     if as_json:
-        print_json(told)
+        print_json(found)
     else:
-        for name, value in told.items():
+        for name, value in found.items():
             console().print(f"{name}: {_shown(value)}", markup=False, soft_wrap=True)
-    return OK if told["usable"] is True else USAGE
+    return OK if found["usable"] is True else USAGE
 
 
 def _shown(value: object) -> str:
@@ -51,7 +51,7 @@ def _shown(value: object) -> str:
 
 
 def about(source: str) -> dict[str, Any]:
-    """Return what was found out from a template."""
+    """Return what was derived from a template."""
     try:
         template = ChatTemplate(source)
         template.check()
@@ -85,7 +85,6 @@ def _by_default(found: Derivation) -> str:
 
 
 def _rendered(template: ChatTemplate, found: Derivation) -> str:
-    """Return how the template writes a call."""
     try:
         return template.render(
             [_ASKED, _CALLED], tools=[_TOOL], habits=found.habits, prompts=False
@@ -100,12 +99,11 @@ def _read_back(found: Derivation, rendered: str) -> bool:
     start = "" if calls is None else calls.start.strip()
     at = rendered.rfind(start or '{"name"')
     parser = ReplyParser(found.format, tools=[_TOOL])
-    said = collect([*parser.feed(rendered[max(0, at) :]), *parser.finish()])
-    return [call.name for call in said.calls] == [_TOOL.name]
+    read = collect([*parser.feed(rendered[max(0, at) :]), *parser.finish()])
+    return [call.name for call in read.calls] == [_TOOL.name]
 
 
 def _source_of(path: Path) -> str:
-    """Return the template in a file."""
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":

@@ -144,7 +144,7 @@ def _promise(figures: Mapping[str, Any], is_unicode: bool) -> Text:
     shown = sum(filter(None, counts))
     totals = f"   {late:,} of {shown:,} tokens late beside other work" if shown else ""
     if p95 is None or not step:
-        text = "nobody reads" if p95 is None else f"p95 {p95:.1f} ms"
+        text = "no readers" if p95 is None else f"p95 {p95:.1f} ms"
         return _named("readers", f"{text}{totals}")
     full, rest = ("█", "░") if is_unicode else ("#", ".")
     filled = min(20, round(10 * p95 / step))

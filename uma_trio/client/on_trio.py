@@ -23,7 +23,7 @@ async def connect(
     """Connect to the daemon. Leaving the block closes the connection and cancels its request.
 
     Args:
-        socket_path: the daemon's socket; default ``$UMA_SOCK``, else the
+        socket_path: the daemon's socket; default ``$UMA_SOCKET``, else the
             one in ``$XDG_RUNTIME_DIR/uma-trio``, else ``/tmp/uma.sock``. ``tcp:127.0.0.1:PORT`` is a
             port; its token is read from ``$UMA_TOKEN_FILE``, else from the daemon's default place.
         reconnect: try again a few times, with growing and jittered pauses, if the daemon cannot be

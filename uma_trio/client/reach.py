@@ -23,7 +23,9 @@ TCP_S = 10.0
 
 def socket_path_of(path: str | os.PathLike[str] | None) -> str:
     """Return `path`, or where a daemon is that was told nothing."""
-    return os.fspath(path or os.environ.get("UMA_SOCK") or socket_to_ask())
+    return os.fspath(
+        path or os.environ.get("UMA_SOCKET") or os.environ.get("UMA_SOCK") or socket_to_ask()
+    )
 
 
 class DaemonAddress:

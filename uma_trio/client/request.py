@@ -42,6 +42,7 @@ class Params(TypedDict, total=False):
     priority: Priority
     max_tokens: int | None
     temperature: float | None
+    default_temperature: float | None
     top_p: float
     top_k: int
     min_p: float

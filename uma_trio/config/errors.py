@@ -1,4 +1,4 @@
-"""What is wrong with a setting, for whoever typed it."""
+"""The error about a setting."""
 
 from __future__ import annotations
 

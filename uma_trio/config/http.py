@@ -113,7 +113,7 @@ def _check_host(host: str) -> None:
 
 @frozen(kw_only=True)
 class HttpConfig:
-    """Where HTTP is served, to whom, and how much of it."""
+    """The settings of HTTP."""
 
     http: str = option(
         "off",
@@ -192,9 +192,8 @@ class HttpConfig:
         read=_networks,
         shown_default="none",
         metavar="CIDR,...",
-        help="Addresses of reverse proxies, such as 10.0.0.5 or 10.0.0.0/24. Their X-Forwarded-For says who asks, they "
-        "may use any Host header, and a full queue is answered with 503 instead of 429, so that they try "
-        "another machine.",
+        help="Addresses of reverse proxies, such as 10.0.0.5 or 10.0.0.0/24: their X-Forwarded-For names the client, "
+        "any Host is accepted, and a full queue is answered with 503, so that they try another machine.",
     )
     agent: str = option(
         HTTP_OFF,

@@ -98,19 +98,18 @@ class Config(HttpConfig):
         shown_default="the bundled model",
         metavar="MODEL",
         several=True,
-        help="The model to load: a GGUF file, or a name that `uma-trio models` lists. It is loaded once and "
-        "serves all clients. Given several times, all of them are loaded, the `model` of a request chooses, and "
-        "the first that writes answers requests that name none. One that makes vectors or scores may be among them, or the only one. The section `models` of the settings file gives them names "
-        "and settings of their own.",
+        help="The model to load: a GGUF file, or a name that `uma-trio models` lists. May be repeated: the `model` of "
+        "a request chooses, and the first that generates text answers requests without one. A model of vectors or"
+        " scores may be one of them, or the only one. The section `models` of the settings file has names and "
+        "settings for each.",
     )
     load: str = option(
         "start",
         flag="--load",
         choices=LOADS,
         metavar="WHEN",
-        help="When models are loaded of which there are several: with the daemon; on-demand, when a request names "
-        "one, which waits; or explicit, by `uma-trio load`. The first is always loaded with the daemon. A model's own "
-        "`load` comes before this.",
+        help="When models besides the first are loaded: at the start; on-demand, by the first request, which waits; "
+        "explicit, by `uma-trio load`. A model's own `load` precedes this.",
     )
     model_dir: tuple[Path, ...] = option(
         (),
@@ -127,10 +126,9 @@ class Config(HttpConfig):
         read=read_adapters,
         shown_default="none",
         metavar="[NAME=]FILE[:SCALE]",
-        help="A LoRA adapter of the model, as a GGUF file; may be given several times. A request uses it by "
-        "the name MODEL:NAME, or by the field `lora`, with this scale or another one; no request uses it otherwise. "
-        "Where --model is repeated it is of the first one. Models of the section `models` have their own "
-        "in that section.",
+        help="A LoRA adapter of the first --model, as a GGUF file; may be repeated. Requests use it as the model "
+        "MODEL:NAME or by the field `lora`, with this scale or their own. Models of the section `models` have "
+        "their own.",
     )
     lora_contexts: int = option(
         2,
@@ -138,8 +136,8 @@ class Config(HttpConfig):
         minimum=1,
         maximum=64,
         unit="contexts",
-        help="How many variants of a model with adapters are in memory at once, each with a context of "
-        "--n-ctx tokens on the same weights. Requests for a further one wait until one of these is idle.",
+        help="The number of variants of a model with adapters that are loaded at once, each with --n-ctx tokens. "
+        "Requests for another one wait until one is idle.",
     )
     socket: Path = option(
         Path(SHARED_SOCKET),
@@ -148,9 +146,8 @@ class Config(HttpConfig):
         read=_socket,
         shown_default=DEFAULT_TEXT,
         metavar="PATH",
-        help="The path of the Unix domain socket to serve on. A daemon on the default path also serves "
-        f"on {SHARED_SOCKET} if that is free. tcp:127.0.0.1:PORT serves on a port of this machine, whose "
-        "clients show the token of --token-file.",
+        help="The path of the Unix socket, or tcp:127.0.0.1:PORT, whose clients show the token of --token-file. A "
+        "daemon on the default path also serves on /tmp/uma.sock if that is free.",
     )
     token_file: Path | None = option(
         None,
@@ -166,8 +163,8 @@ class Config(HttpConfig):
         minimum=16,
         maximum=1 << 24,
         unit="tokens",
-        help="The number of KV cells of all requests together. One request may use at most the context length that the "
-        "model was trained for, and its slot's part of the cells where --kv-layout is streams.",
+        help="The KV cells of all requests together. A request may use the context that the model was trained for, and"
+        " with --kv-layout streams its slot's share.",
     )
     parallel: int = option(
         8,
@@ -217,9 +214,8 @@ class Config(HttpConfig):
         minimum=1,
         maximum=1 << 24,
         unit="tokens",
-        help="The max_tokens of a request on the socket, and of a llama-server completion, that "
-        "gives none; reduced to the free room in the context. Chats over HTTP have no limit but "
-        "the room.",
+        help="The max_tokens of requests on the socket and of llama-server completions that set none. Chats over HTTP "
+        "have no limit but the context.",
     )
     max_tokens_cap: int | None = option(
         None,
@@ -257,9 +253,8 @@ class Config(HttpConfig):
         flag="--pause-cap",
         minimum=1.01,
         maximum=1000,
-        help="The limit on a single inter-token latency while a newcomer's prompt is computed, as a "
-        "multiple of the latency without other work, once a stream is 3 s old; before that the "
-        "limit is 2 (deadline policy).",
+        help="The limit on one inter-token latency while a new prompt is computed, as a multiple of that without other"
+        " work, for streams older than 3 s; for younger ones it is 2 (deadline policy).",
     )
     reading_pace: float = option(
         40.0,
@@ -267,10 +262,9 @@ class Config(HttpConfig):
         minimum=0,
         maximum=10_000,
         unit="ms",
-        help="A stream that somebody reads gets each token at most this long after the token before "
-        "it, or --latency-cap times its latency alone if that is longer. It limits what other work "
-        "may add to a token and delays none: a stream that can be faster is (deadline policy). 0: by "
-        "--latency-cap only.",
+        help="Other work delays a token of a stream with a reader to at most this time after the token before, or "
+        "--latency-cap times its latency alone if that is longer. Faster streams are not slowed down. 0: by "
+        "--latency-cap only (deadline policy).",
     )
     playout_ms: float = option(
         600.0,
@@ -278,19 +272,17 @@ class Config(HttpConfig):
         minimum=0,
         maximum=10_000,
         unit="ms",
-        help="The longest time that a computed token is held before it is sent. Tokens of a stream "
-        "that is computed ahead are sent at even intervals while other work is computed "
-        "(deadline policy). 0 sends each token at once. Requests with `pace` asap are never "
-        "held.",
+        help="The longest time that a computed token is held back. While other work is computed, tokens of a stream "
+        "that is ahead are sent at even intervals (deadline policy). 0 sends each token at once, as requests with"
+        " `pace` asap get them.",
     )
     background_floor: float = option(
         0.05,
         flag="--background-floor",
         minimum=0,
         maximum=0.9,
-        help="The minimum share of machine time for background work. A --latency-cap below 1 / (1 - "
-        "floor) is raised to that value (deadline policy). 0 promises background work no slot while people "
-        "keep asking.",
+        help="The minimum share of machine time for background work, which raises a --latency-cap below 1 / (1 - "
+        "floor). With 0 background requests may wait for a slot forever (deadline policy).",
     )
     interactive_prompt: int = option(
         512,
@@ -298,9 +290,8 @@ class Config(HttpConfig):
         minimum=0,
         maximum=1 << 24,
         unit="tokens",
-        help="The length of an interactive prompt up to which it counts as a newcomer: it is "
-        "computed first, and streams' tokens may be late for it. The rest of a longer prompt is "
-        "scheduled as background work (deadline policy).",
+        help="The part of an interactive prompt that is computed first, for which tokens of streams may be late. The "
+        "rest of a longer prompt is background work (deadline policy).",
     )
     interactive_priority: float = option(
         10.0,
@@ -325,25 +316,24 @@ class Config(HttpConfig):
         flag="--kv-type",
         read=_kv_type,
         metavar="TYPE",
-        help="The type of the KV cache: f16, f32, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl; or "
-        "separate types for K and V, as in k=q8_0,v=f16. A quantised V needs flash attention, a "
-        "quantised K does not. q8, q5 and q4 mean q8_0, q5_0 and q4_0.",
+        help="The type of the KV cache: f16, f32, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl, or one each for K and "
+        "V, as in k=q8_0,v=f16. A quantised V needs flash attention.",
     )
     llama: str = option(
         "auto",
         flag="--llama",
         metavar="BUILD",
-        help="Which build of llama.cpp to use: uma_trio_llama (the packaged one), llama_cpp (llama-cpp-python), "
-        "or a folder with libllama and ggml's libraries of the same commit. auto: llama_cpp if it is compiled "
-        "for a GPU, else uma_trio_llama, else llama_cpp.",
+        help="The build of llama.cpp: uma_trio_llama (packaged), llama_cpp (llama-cpp-python), or a folder with "
+        "libllama and ggml's libraries of the same commit. auto: llama_cpp if compiled for a GPU, else "
+        "uma_trio_llama, else llama_cpp.",
     )
     kv_layout: str = option(
         "auto",
         flag="--kv-layout",
         choices=("auto", "streams", "unified"),
-        help="streams: each of the --parallel slots has a stream of the KV cache, --n-ctx / --parallel tokens long, and "
-        "attention spans the tokens of its own request only. unified: one request may use all of --n-ctx, and "
-        "attention spans the tokens of all. auto: streams if a slot has 4,096 tokens or more and the model allows it.",
+        help="streams: each of the --parallel slots has --n-ctx / --parallel tokens, and attention spans its own only."
+        " unified: one request may use all of --n-ctx, and attention spans all. auto: streams if a slot has 4,096"
+        " tokens or more and the model allows it.",
     )
     flash_attention: str = option(
         "auto",
@@ -371,9 +361,9 @@ class Config(HttpConfig):
         minimum=0,
         maximum=1 << 50,
         shown_default="0, none",
-        help="The files for saved prefixes of all models in the cache folder, such as 8GiB: conversations are continued "
-        "after a restart without computing their past. They hold the tokens of prompts and answers. A "
-        "prefix that does not fit into --prefix-ram is not written.",
+        help="The size of the files for saved prefixes in the cache folder, such as 8GiB, from which conversations "
+        "continue after a restart. They contain tokens of prompts and answers. A prefix larger than --prefix-ram "
+        "is not written.",
     )
     session_ttl_s: float = option(
         300.0,
@@ -440,9 +430,8 @@ class Config(HttpConfig):
         flag="--scorecard",
         shown_default="none",
         metavar="FILE",
-        help="Append a line of figures to this file at each --scorecard-interval: tokens/s, "
-        "latencies, bytes moved, memory. The format is CSV, or lines of JSON if the name ends "
-        "in .jsonl or .ndjson. `uma-trio help metrics` describes the columns.",
+        help="Append a line of figures to this file every --scorecard-interval, as CSV, or as JSON if the name ends in"
+        " .jsonl or .ndjson. `uma-trio help metrics` describes the columns.",
     )
     scorecard_interval_s: float = option(
         5.0,
@@ -469,10 +458,10 @@ class Config(HttpConfig):
     """Further models; the first of them is the default one where `model` is not given."""
 
     model_ttl_s: float | None = None
-    """Of one model, as :meth:`each` returns it: how long it stays loaded while nobody asks it."""
+    """Of one model, as :meth:`each` returns it: how long it stays loaded without a request."""
 
     model_pin: bool = False
-    """Of one model: whether it stays loaded, whoever needs its memory."""
+    """Of one model: whether it stays loaded when another model needs memory."""
 
     model_gives: Gives | None = None
     """Of one model: what it has to make of texts; None: whatever its file says."""
@@ -496,8 +485,8 @@ class Config(HttpConfig):
         minimum=0.1,
         maximum=10,
         unit="s",
-        help="The CPU time that compiling one schema, grammar or expression may take, and one token of "
-        "a grammar that is followed in a process of its own. One that takes more is refused.",
+        help="The CPU time for compiling one schema, grammar or expression, and for a token of a grammar that runs in "
+        "a process of its own. More is refused.",
     )
     shape_memory: int = option(
         64 << 20,
@@ -514,17 +503,17 @@ class Config(HttpConfig):
         flag="--embedding-model",
         shown_default="none",
         metavar="MODEL",
-        help="A further model, which makes vectors of texts (/v1/embeddings, `uma-trio embed`): a GGUF file of a "
-        "BERT kind (bge, nomic-embed, MiniLM, e5) or of Qwen3-Embedding, or a name that `uma-trio models` lists. "
-        "It computes on the CPU, in the time that streams leave it. Such a model may be the only one, as --model, too.",
+        help="A further model that makes vectors of texts (/v1/embeddings, `uma-trio embed`), on the CPU: a GGUF file "
+        "of a BERT kind (bge, nomic-embed, MiniLM, e5) or of Qwen3-Embedding, or a name that `uma-trio models` "
+        "lists.",
     )
     rerank_model: Path | None = option(
         None,
         flag="--rerank-model",
         shown_default="none",
         metavar="MODEL",
-        help="A model that scores how well documents fit a query (/v1/rerank, `uma-trio rerank`): a GGUF file of a "
-        "reranker (bge-reranker, jina-reranker, Qwen3-Reranker), or a name that `uma-trio models` lists.",
+        help="A further model that scores documents for a query (/v1/rerank, `uma-trio rerank`): a GGUF file of "
+        "bge-reranker, jina-reranker or Qwen3-Reranker, or a name that `uma-trio models` lists.",
     )
     encoder_ttl_s: float | None = option(
         None,
@@ -535,7 +524,7 @@ class Config(HttpConfig):
         minimum=1,
         maximum=31_536_000,
         unit="s",
-        help="How long the models of --embedding-model and --rerank-model stay in memory while nobody asks them: "
+        help="How long the models of --embedding-model and --rerank-model stay in memory without a request: "
         "then they are loaded by the first request, which waits for it.",
     )
     alias: tuple[str, ...] = option(
@@ -544,9 +533,8 @@ class Config(HttpConfig):
         read=_aliases,
         shown_default="the name of the model's file",
         metavar="NAME",
-        help="A name that requests may call the model by, besides that of its file; may be given "
-        "several times, or with commas. Answers that repeat no name of the request, and "
-        "/v1/models, use the first.",
+        help="A further name of the model for requests; may be repeated, or with commas. /v1/models and answers to "
+        "requests without a name use the first.",
     )
     chat_template_file: Path | None = option(
         None,
@@ -575,16 +563,14 @@ class Config(HttpConfig):
         BY_BACKEND,
         flag="--speculation",
         choices=(BY_BACKEND, *SPECULATIONS),
-        help="Speculative decoding: guess the next tokens of an answer from earlier text and verify "
-        "them in one batch (deadline policy). off: never; free: only where the tick takes no "
-        "longer; auto: also where it raises the tokens per second; default: auto on a CPU, off "
-        "on a GPU. Where graphs are captured (CUDA) nothing is drafted. A request may restrict it. A request with a seed gets no drafts by default.",
+        help="Speculative decoding: draft tokens from earlier text and verify them in one batch. off; free: only if "
+        "the tick takes no longer; auto: also if it raises tokens per second; default: auto on a CPU, off on a "
+        "GPU. Nothing is drafted with CUDA graphs, or for a request with a seed unless it asks.",
     )
 
     def __attrs_post_init__(self) -> None:
         if self.max_tokens_cap is not None and self.max_tokens > self.max_tokens_cap:
-            # Somebody who lowers the cap alone means "no answer is longer", so the default,
-            # which nobody typed, gives way.
+            # A lower cap alone means that no answer is longer, so that it replaces the default.
             object.__setattr__(self, "max_tokens", self.max_tokens_cap)
 
     def each(self) -> tuple[Config, ...]:

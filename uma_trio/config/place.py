@@ -1,4 +1,4 @@
-"""Where settings are written, beside flags: the variables' prefix, and the file of this user."""
+"""Where settings are found besides flags: the prefix of variables, and the user's file."""
 
 from __future__ import annotations
 

@@ -82,17 +82,15 @@ SECTIONS: Final = {
     "bmt_budget_gbps": "bmt_budget",
 }
 """The keys of the specification, and ours for them."""
+_FILES: Final = (
+    "socket", "model", "trace", "scorecard", "http_key_file", "http_admin_key_file", "token_file",
+)  # fmt: skip
 _REMOVED_ENV: Final = {
     "UMA_N_SEQ": "UMA_PARALLEL",
     "UMA_USE_MLOCK": "UMA_MLOCK",
     "UMA_USE_MMAP": "UMA_MMAP",
     "UMA_IDLE_TIMEOUT_SEC": "UMA_IDLE_TIMEOUT",
 }
-
-
-def flag_key(flag: str) -> str:
-    """Return the name under which :func:`load` expects a flag's value."""
-    return flag.removeprefix("--").replace("-", "_")
 
 
 def known_env() -> list[str]:
@@ -106,7 +104,7 @@ def load(
 ) -> Config:
     """Join flags, environment and the YAML file they name. Raises :class:`ConfigError`.
 
-    `flags` holds what was typed, keyed by :func:`flag_key`, ``config`` among them.
+    `flags` has the values of flags by :attr:`Option.key`, and of ``config``.
     """
     flags = {name: value for name, value in (flags or {}).items() if value is not None}
     env = {name: text for name, text in (os.environ if env is None else env).items() if text}
@@ -132,16 +130,7 @@ def load(
     if "socket" not in values:
         values["socket"] = Path(default_socket(env))
     config = Config(**values, models=models, sources=sources)  # type: ignore[arg-type]  # structured to its fields' types
-    settings = (
-        "socket",
-        "model",
-        "trace",
-        "scorecard",
-        "http_key_file",
-        "http_admin_key_file",
-        "token_file",
-    )
-    named = {config.source(name): getattr(config, name) for name in settings}
+    named = {config.source(name): getattr(config, name) for name in _FILES}
     _refuse_one_file_twice({named_by: path, **named})
     return config
 
@@ -164,7 +153,7 @@ def restated(config: Config) -> dict[str, str]:
         except ConfigError:
             continue
         if is_same:
-            found[flag_key(item.flag)] = text
+            found[item.key] = text
     return found
 
 
@@ -207,10 +196,7 @@ def _first(
 
 
 def _refuse_one_file_twice(named: Mapping[str, Path | None]) -> None:
-    """Refuse what would write over another setting's file, under whatever name it goes.
-
-    `named` holds the files by where they were named.
-    """
+    """Refuse a file that two settings name, which would overwrite it; `named` has the files by their sources."""
     seen: dict[object, str] = {}
     for name, path in named.items():
         if path is None:
@@ -232,8 +218,8 @@ def _identity(path: Path) -> object:
 
 def _check_reserved(flags: Mapping[str, object]) -> None:
     for item in RESERVED:
-        if item.flag and flag_key(item.flag) in flags:
-            item.check(flags[flag_key(item.flag)], item.flag)
+        if item.flag and item.key in flags:
+            item.check(flags[item.key], item.flag)
 
 
 def _refuse_unknown_env(env: Mapping[str, str]) -> None:
@@ -255,7 +241,7 @@ def _refuse_unknown_env(env: Mapping[str, str]) -> None:
 def read_yaml(path: Path, named_by: str) -> dict[str, object]:
     """Return the file's settings by dotted key. Raises :class:`ConfigError`.
 
-    `named_by` is what the path came from, which is told if there is no such file.
+    `named_by` is the source of the path, for the message if there is no such file.
     """
     import yaml  # here, so that `--help` does not wait for it
 
@@ -340,7 +326,7 @@ _HABITS: Final = {
     "num_parallel": " (did you mean parallel?)",
     "n_gpu_layers": " (did you mean gpu_layers?)",
 }
-"""Keys of other programs, whose nearest name would be a wrong hint."""
+"""Keys of other programs; the nearest of our keys would be a wrong hint."""
 
 
 def _flatten(

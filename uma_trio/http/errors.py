@@ -154,4 +154,6 @@ def invalid(param: str | None, problem: str, *, code: str = "invalid_value") -> 
 
 def not_found() -> Fault:
     """Return the answer to a path that leads nowhere. The path, which is the client's, is not in it."""
-    return Fault(404, "there is nothing at this path; docs/HTTP.md lists what is", code="not_found")
+    return Fault(
+        404, "there is nothing at this path; /openapi.json lists what is", code="not_found"
+    )

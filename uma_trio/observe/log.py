@@ -41,13 +41,16 @@ class Log(Protocol):
         """Log the exception that is being handled."""
 
 
+_CLEAR_LINE = "\r\x1b[K"  # a progress bar may be on the line
+
+
 def configure(level: str = "info", *, json: bool | None = None, fd: int = 2) -> None:
     """Send everything from `level` on to `fd`; as JSON unless a person is reading there."""
     as_json = not os.isatty(fd) if json is None else json
     structlog.configure(
         processors=_processors(as_json),
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=lambda *_: LineWriter(fd),
+        logger_factory=lambda *_: LineWriter(fd, clears=os.isatty(fd)),
         cache_logger_on_first_use=False,
     )
 
@@ -101,8 +104,9 @@ class LineWriter:
     _lock = threading.Lock()  # held for one poll and one write that cannot block
     _dropped = 0
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, clears: bool = False) -> None:
         self._fd = fd
+        self._before = _CLEAR_LINE if clears else ""
 
     def msg(self, message: str) -> None:
         """Write one line, or drop it."""
@@ -111,7 +115,7 @@ class LineWriter:
                 LineWriter._dropped += 1
                 return
             note = f"({LineWriter._dropped} lines dropped)\n" if LineWriter._dropped else ""
-            data = (note + message).encode("utf-8", "replace")
+            data = (self._before + note + message).encode("utf-8", "replace")
             try:
                 os.write(self._fd, data[: PIPE_BUF - 1] + b"\n")
             except OSError:

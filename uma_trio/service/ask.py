@@ -54,6 +54,8 @@ def explicit_of(options: GenerateOptions) -> dict[str, Any]:
 def sampling_of(options: GenerateOptions, base: SamplingParams) -> SamplingParams:
     """Return how tokens are sampled; what the client did not set is as in `base`."""
     seed = None if options.seed is None or options.seed < 0 else options.seed
+    if options.default_temperature is not None:
+        base = evolve(base, temperature=options.default_temperature)
     return evolve(
         base,
         **explicit_of(options),
