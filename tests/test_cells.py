@@ -78,7 +78,7 @@ class CellsMachine(RuleBasedStateMachine):
     def gone(self, data: st.DataObject) -> None:
         """What was taken comes back."""
         left = self.owners.pop(data.draw(st.sampled_from(sorted(self.owners))))
-        self.cells.gone(left)
+        self.cells.release(left)
         assert (left.slot, left.reserved) == (NO_SLOT, 0)
 
     @invariant()
@@ -104,4 +104,4 @@ def test_an_owner_cannot_take_a_second_slot() -> None:
 def test_a_stranger_cannot_give_back() -> None:
     """Only an owner can."""
     with pytest.raises(KvError, match="owns no slot"):
-        cells(2, 10).gone(sequence(5))
+        cells(2, 10).release(sequence(5))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma_trio.engine.drafts import Drafter, Feeding
-from uma_trio.engine.drafts.drafting import NoDrafts, Unread
+from uma_trio.engine.drafts.drafting import Drafting, Unread
 from uma_trio.engine.drafts.lookup import INDEXED_A_TICK
 from uma_trio.engine.planner import EngineSettings
 from uma_trio.engine.sequences import Sequence
@@ -25,7 +25,7 @@ TOKEN_S = 5e-6
 
 
 @define(eq=False)
-class Reader(NoDrafts):
+class Reader(Drafting):
     """Has a text of so many tokens of each of the programs 1, 2, ..., each of which takes its time."""
 
     left: list[int]

@@ -16,7 +16,7 @@ from attrs import define, evolve, frozen
 
 from uma_trio.engine.chunk import OWN_TEXT, Draft, DraftOrigin, Outcome
 from uma_trio.engine.drafts.drafter import LIKELY, MOST_DRAFTS
-from uma_trio.engine.drafts.drafting import Unread
+from uma_trio.engine.drafts.drafting import Drafting
 from uma_trio.engine.sequences import Sequence as Running
 from uma_trio_sim.fake import FakeBackend, mix
 
@@ -70,7 +70,7 @@ class _Said:
     history: int
 
 
-class SimulatedDrafter:
+class SimulatedDrafter(Drafting):
     """See :class:`uma_trio.engine.drafts.Drafting`: it knows what the model is about to say.
 
     What a guess is worth is known, and not learnt.
@@ -99,13 +99,6 @@ class SimulatedDrafter:
                 tokens = self._tokens(sequence, right)
                 sequence.guess(Draft(tokens, tuple(accumulate(chances, mul)), _ORIGIN))
 
-    def unread(self, running: Mapping[int, Running]) -> list[Unread]:
-        """Return nothing: there is no text to look up."""
-        return []
-
-    def take_in(self, part: Unread) -> None:
-        """Do nothing: there is no text to look up."""
-
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Running]) -> bool:
         """Whether a likely draft follows what was just sampled."""
         for outcome in outcomes:
@@ -117,16 +110,10 @@ class SimulatedDrafter:
                 return True
         return False
 
-    def learn(self, sequence: Running, outcome: Outcome) -> None:
-        """Do nothing: the chances are known."""
-
     def keep(self, sequence: Running) -> None:
         """Forget an answer that has ended."""
         self._guesses.pop(sequence.handle, None)
         self._said.pop(sequence.handle, None)
-
-    def forget(self, mine: Callable[[str], bool]) -> None:
-        """Do nothing: no answer is kept."""
 
     def _tokens(self, sequence: Running, right: Sequence[bool]) -> tuple[int, ...]:
         """Return guesses at what follows the tokens of a sequence, wrong ones where they are to be."""

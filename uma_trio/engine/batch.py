@@ -36,7 +36,7 @@ class BatchBuilder:
     ) -> None:
         """Write the tokens of each chunk; what is not known yet (a prepared tick) is written as 0.
 
-        Rows of logits that nobody reads come last, so that they move nobody's: the `extra_rows` of
+        Rows of logits that are not read come last, so that they move no other: the `extra_rows` of
         the last chunk, and `ballast` in the scratch slot, which has to be emptied after the decode.
         """
         single = list(takewhile(_is_single, chunks))
@@ -113,7 +113,7 @@ class PreparedTick:
         sequences: Mapping[int, Sequence],
         messages: Ordered[InboxMessage],
     ) -> bool:
-        """Whether it is the next tick, given what came of the one before it and who wrote since."""
+        """Whether it is the next tick, given the outcome of the one before it and the messages since."""
         if not self.tick.plan.items:
             return False
         for outcome in outcomes:

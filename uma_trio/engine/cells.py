@@ -1,10 +1,10 @@
-"""The cells of the KV cache: who holds them now, and what earlier requests left in them.
+"""The cells of the KV cache: which requests hold them now, and what earlier requests left in them.
 
 Slots (the KV sequence ids that a batch may use) are few and reused; cells are shared by all sequences. Admission
 reserves cells before a sequence computes anything, so no other request can take them. Behind this face are the prefixes
 that are cached, saved and shared (:mod:`uma_trio.engine.kv`). What happens to a request here, in order: it is
 *admitted* (a slot, reserved cells), *begins* (with the prefix that is found for it), is charged for each *tick*, and is
-*gone* (its cells may stay as a leaf). Before each decode *room is made* for its tokens.
+*released* (its cells may stay as a leaf). Before each decode *room is made* for its tokens.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Cells:
         self._owners: dict[int, Sequence] = {}
         #: How many cells are spoken for.
         self.reserved = 0
-        #: How many cells fewer are held in slots than if nobody shared any.
+        #: How many cells fewer are held in slots than without sharing.
         self.shared = 0
         self.prefix = PrefixCache(
             backend,
@@ -90,12 +90,12 @@ class Cells:
 
     @property
     def free_slots(self) -> int:
-        """How many slots nobody has."""
+        """The number of free slots."""
         return len(self._free)
 
     @property
     def free_cells(self) -> int:
-        """How many cells nobody has reserved; what several share is one's alone.
+        """The number of cells that are not reserved; what several requests share counts once.
 
         Below zero where background requests grew past their part: admission stops until it recovers.
         """
@@ -171,14 +171,14 @@ class Cells:
         """Note that a client chose the lane of a request; forks do not change it any more."""
         self.prefix.lane_set(handle)
 
-    def gone(self, sequence: Sequence, *, keep: bool = True) -> None:
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take the slot of a request back. Its cells stay as a leaf if they are worth it and `keep` allows.
 
         Raises :class:`KvError` if it has none.
         """
         if sequence.handle not in self._owners:
             raise KvError(f"{sequence.handle} owns no slot")
-        self.prefix.gone(sequence, keep=keep)
+        self.prefix.detach(sequence, keep=keep)
         del self._owners[sequence.handle]
         if self._keeps_high_water:
             self._backend.kv_retire(sequence.slot)
@@ -201,7 +201,7 @@ class Cells:
     def _recount(self) -> None:
         self.shared = self._backend.kv_shared([one.slot for one in self._owners.values()])
 
-    # --- who waits for cells ---
+    # --- requests that wait for cells ---
 
     @property
     def blocked(self) -> Collection[int]:

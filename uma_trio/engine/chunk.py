@@ -67,7 +67,7 @@ class Chunk(NamedTuple):
     The last of them are `drafts`: guesses at tokens that are not sampled yet, found at `origin`.
     `first_row` and `n_rows` say which rows of the tick's logits belong to it: none while its prompt
     is unfinished, otherwise one for the last token that is known and one for each draft. `n_scored`
-    of its tokens have a row each that nobody samples, since it tells how likely the token behind
+    of its tokens have a row each that is not sampled, since it says how likely the token behind
     them is: then these are all of its tokens, and `first_row` counts among such rows, which come
     before all others.
     """

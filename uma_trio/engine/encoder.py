@@ -1,6 +1,6 @@
 """The queue of one encoder: requests whose texts become vectors or scores, and the batch that is under way.
 
-Users take turns by the time that their texts take: a batch takes inputs of whoever had least of it, as long as its
+Users take turns by the time that their texts take: a batch takes inputs of the user that had least of it, as long as its
 longest part is short (:data:`PART_S`). Larger batches are no faster on a CPU, and a batch cannot be left for another
 before its end. A long input makes long parts, which readers wait for: they come the more rarely.
 """
@@ -45,7 +45,7 @@ BATCH_TOKENS: Final = 256
 """Most tokens of a batch with more than one input."""
 PART_S: Final = 0.005
 """Aimed at for the longest part of a batch: so long a reader's tick waits for it at most."""
-_REMEMBERED: Final = 256  # requests that ended, and users who have nothing to be computed
+_REMEMBERED: Final = 256  # requests that ended, and users that have nothing to be computed
 _NAMED: Final = 8  # of those that are computed first
 _FIRST_TOKEN_S: Final = 1e-4  # taken for the time of a token until one was computed
 _LEARNING: Final = 0.2  # the weight of the latest batch
@@ -115,7 +115,7 @@ class Encodings:
             asked, asked.order, vectors, n, sum(map(len, asked.inputs))
         )
         if user not in self._users:
-            # Who comes back has no claim to what others used meanwhile.
+            # A user that returns has no claim to what others used meanwhile.
             least = min((self._used_s[each] for each in self._users), default=0.0)
             self._used_s[user] = max(self._used_s.pop(user, 0.0), least)
             self._users[user] = deque()
@@ -165,7 +165,7 @@ class Encodings:
             self._end(job, Encoded(None, code, message))
         self._batch.clear()
 
-    # --- what is told of requests ---
+    # --- reports of requests ---
 
     def reports(self, most: int) -> tuple[list[RequestRecord], list[RequestRecord]]:
         """Return the records of requests that were begun, and of others, `most` of each."""
@@ -308,12 +308,10 @@ class EncoderEngine:
 
     @property
     def running(self) -> Mapping[int, object]:
-        """The requests of which something is to be computed, by their handles."""
         return self.queue.running
 
     @property
     def delayed_by(self) -> Work | None:
-        """The work of another model that has the machine while this one waits for it."""
         return self.queue.delayed_by
 
     @delayed_by.setter
@@ -322,18 +320,15 @@ class EncoderEngine:
 
     @property
     def is_called(self) -> bool:
-        """Whether a message came since the latest claim."""
         return self.inbox.rung
 
     def claim(self, now: float) -> Claim:
-        """Take in what has arrived, and return the next part."""
         self._take_in()
         if not self.queue.has_work:
             return Claim()
         return Claim(has_work=True, least_s=self.queue.next_s(), kind="background")
 
     def advance(self, grant: Grant) -> bool:
-        """Compute parts until a message comes, the limit is reached, or there are no more; False if there were none."""
         self._take_in()
         left_s = min(grant.most_s, LOOKS * LOOK_S)
         queue, began = self.queue, self._clock()
@@ -351,11 +346,9 @@ class EncoderEngine:
         """Do nothing: the time of each part is measured by itself."""
 
     def publish(self) -> None:
-        """Reply to what was asked. Results are handed over as they come."""
         self._take_in()
 
     def close(self) -> None:
-        """Accept no further messages. For trio's thread."""
         self.inbox.close()
 
     def fail_all(self, code: str, message: str) -> None:

@@ -1,7 +1,7 @@
 """When the first tokens of all requests are due, whether they have a slot or wait for one.
 
 A prompt is noted once, when it gets a slot or has to wait for one, and keeps what it is noted with. Their
-common stretch is searched anew when a prompt has come or is done (:mod:`uma_trio.policy.stretch`).
+common stretch is searched again when a prompt has come or is done (:mod:`uma_trio.policy.stretch`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,6 @@ class Refining:
         self._refinement = Refinement(self.backend, self.clock, read)
 
     def claim(self, *, idle: bool) -> Part | None:
-        """Return a decode while the machine is idle: its cache has to be empty, and no request may have a slot."""
         cost = self.planner.memory.cost
         if not idle or cost is None or self.registry.awaits_masks:
             return None

@@ -48,7 +48,7 @@ class Inbox:
         self._left_queue = 0  # written by the engine
         self._queue_s = 0.0  # written by the engine: how long the last one waited
         self._closed = False
-        self._told_of_end: list[Callable[[], object]] = []  # trio's
+        self._on_close: list[Callable[[], object]] = []  # trio's
         self.bell = bell or Bell()
         self.bell.connect(self)
         self._ring = wake if wake is not None else self.bell.ring
@@ -100,20 +100,20 @@ class Inbox:
         """Accept no further messages, and wake the engine so that it ends."""
         self._closed = True
         self.bell.disconnect(self)
-        for told in tuple(self._told_of_end):
-            told()
+        for notify in tuple(self._on_close):
+            notify()
         self.wake()
 
     @contextmanager
-    def when_closed(self, told: Callable[[], object]) -> Iterator[None]:
-        """Call `told`, on trio's thread, when the inbox is closed: now if it is, else while this is entered."""
+    def when_closed(self, notify: Callable[[], object]) -> Iterator[None]:
+        """Call `notify`, on trio's thread, when the inbox is closed: now if it is, else while this is entered."""
         if self._closed:
-            told()
-        self._told_of_end.append(told)
+            notify()
+        self._on_close.append(notify)
         try:
             yield
         finally:
-            self._told_of_end.remove(told)
+            self._on_close.remove(notify)
 
     def drain(self) -> list[InboxMessage]:
         """Return all messages that have arrived, in order."""
@@ -145,7 +145,7 @@ class Failing(Protocol):
 
 
 def bury(engine: Failing, error: Exception, message: str) -> EngineDied:
-    """End every request of an engine that raised `error`, with E_RUNTIME_004 and `message`; return what to tell.
+    """End every request of an engine that raised `error`, with E_RUNTIME_004 and `message`; return the error of the daemon.
 
     Called on trio's thread, when the engine is computed no more.
     """

@@ -121,7 +121,7 @@ class SlotAdmission:
         made_room = self._recovery.just_made_room()
         if not registry.to_be_asked(now):
             return
-        # Admission right after room was made would undo it, unless there is nobody it was for.
+        # Admission right after room was made would undo it, unless no request needed it.
         if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
             return
         state = registry.admission(now)

@@ -159,17 +159,14 @@ class Engine:
 
     @property
     def can_stop(self) -> bool:
-        """Whether decodes can be computed in parts."""
         return self._backend.traits.longest_part < 1
 
     @property
     def running(self) -> Mapping[int, object]:
-        """The requests that have a slot, by key."""
         return self.registry.running
 
     @property
     def delayed_by(self) -> Work | None:
-        """The work of another model that has the machine while this one waits for it."""
         return self.registry.delayed_by
 
     @delayed_by.setter
@@ -178,15 +175,12 @@ class Engine:
 
     @property
     def is_called(self) -> bool:
-        """Whether a message came since the latest claim."""
         return self.inbox.rung
 
     def close(self) -> None:
-        """Accept no further messages. For trio's thread."""
         self.inbox.close()
 
     def claim(self, now: float) -> Claim:
-        """Take in what has arrived, and return what is to be computed."""
         self.inbox.rung = False
         if self._begun is not None:
             left_s = self._begun.plan.predicted_s - self._computed_s
@@ -202,7 +196,6 @@ class Engine:
         return found
 
     def advance(self, grant: Grant) -> bool:
-        """Compute a tick, or parts of one where others may want the machine; False if there is nothing to compute."""
         self.inbox.rung = False
         self._grant = grant
         tick = self._begun
@@ -232,7 +225,6 @@ class Engine:
         return True
 
     def interrupt(self) -> None:
-        """Note that the time until the next tick says nothing of this model."""
         self._idle = True
 
     def tick(self) -> bool:
@@ -240,7 +232,10 @@ class Engine:
 
         Returns False if there was nothing to compute, and no page is to be restored; then all results are published.
         """
-        return self.advance(evolve(self._grant, is_shared=False, is_resumed=False))
+        grant = self._grant
+        if grant.is_shared or grant.is_resumed:
+            grant = evolve(grant, is_shared=False, is_resumed=False)
+        return self.advance(grant)
 
     def next_tick(self) -> Tick | None:
         """Handle the inbox, plan, and fill the batch.
@@ -258,7 +253,7 @@ class Engine:
             tick = self._planner.plan(began)
         else:
             self._do_background()
-        # A client whose answer has ended hears of it during the next decode, and may send another request.
+        # A client whose answer has ended is notified during the next decode, and may send another request.
         self.cells.lower_mark(others=tick is not None and _is_contended(tick.state))
         if tick is None:
             self.publish()
@@ -318,7 +313,7 @@ class Engine:
         """
         now = self._clock()
         decode_s = now - self._decode_began - self._paused_s
-        # What passed while there was nothing to do is nobody's cost.
+        # What passed while there was nothing to do is no request's cost.
         between_s = self._decode_began - self._decode_ended - self.background.spent_s
         after_idle = self._idle
         host_s = 0.0 if after_idle else max(0.0, between_s)
@@ -502,7 +497,7 @@ def _is_contended(state: SchedulerState) -> bool:
 
 
 def _guesses_pay(settings: EngineSettings) -> bool:
-    """Whether drafts may pay: without a cost model nobody knows what a row is worth.
+    """Whether drafts may pay: without a cost model the value of a row is unknown.
 
     Where graphs are captured a change of shape costs more than guesses give.
     """

@@ -40,7 +40,7 @@ class Outlet:
                 try:
                     sink.send_nowait(item)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    continue  # its connection is gone; the request is being cancelled
+                    continue  # its connection was closed; the request is being cancelled
             for sink, _ in items:
                 sink.flush()
             for call in calls:
@@ -49,4 +49,4 @@ class Outlet:
         try:
             self._post(deliver)
         except trio.RunFinishedError:
-            return  # the daemon has ended under us; nobody is left to read
+            return  # the daemon has ended; there is no reader left

@@ -99,7 +99,7 @@ class Planner:
         self._recovery = recovery
         self._settings = settings
         self._builder = BatchBuilder(backend.limits.n_ctx, registry.cells.scratch_slot)
-        # Who sits out computes its last token again, which takes a cache that can go back.
+        # A sequence that sits out computes its last token again, which takes a cache that can go back.
         self._masks = masks if backend.limits.can_go_back else AT_ONCE
         self._sampling = self._compiled(())
         self._measured: tuple[MeasuredTick, ...] = ()  # what the memory knows nothing of yet
@@ -114,7 +114,7 @@ class Planner:
         self.memory = Memory(cost=settings.cost)
 
     def claim(self, now: float) -> Claim:
-        """Return what there is to compute, beside other models. All outcomes must be committed."""
+        """Return what there is to compute, for a choice among models. All outcomes must be committed."""
         registry = self._registry
         views = [s.view for key, s in registry.running.items() if key not in registry.absent]
         readers = [view for view in views if is_read(view, now)]
@@ -167,7 +167,7 @@ class Planner:
         return reach_s, takes_s / least_s if least_s else 0.0  # 0 where nothing was measured
 
     def spare_s(self, now: float) -> float:
-        """Return how long the next tick may wait before a token that is read is late; infinite if nobody reads."""
+        """Return how long the next tick may wait before a token that is read is late; infinite without readers."""
         cost = self.memory.cost
         due_at, takes_s = self._due(self._readers(now), now)
         # What is too careful here is no loss: it becomes a lead of the reader, where tokens are shown by `steps`.
@@ -302,7 +302,7 @@ class Planner:
         self._ticks += 1
 
     def charge(self, spent_s: Mapping[Path, float]) -> None:
-        """Charge everybody on these paths for machine time beside the ticks, with the next plan.
+        """Charge the users on these paths for machine time between ticks, with the next plan.
 
         It is not stored in the policy's memory, because the memory of a prepared plan was made
         before.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-# Once nobody else is there, what is held is shown at twice the rate at which it is computed. At once
+# Once there is no other request, what is held is shown at twice the rate at which it is computed. At once
 # it would be a jump of up to the longest hold; and where others come and go, the slack would be lost
 # in every moment between them.
 CATCHING_UP: Final = 2.0

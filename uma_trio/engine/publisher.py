@@ -150,7 +150,7 @@ class Publisher:
                 case Answer(call):
                     calls.append(call)
         self._outlet.deliver(items, calls)
-        # From here on whatever raises ends the engine, and takes nobody's items with it.
+        # From here on an exception ends the engine, and loses no item.
         for sequence, terminal in ended:
             self._ended(sequence, terminal)
         self._measure(queue)
@@ -170,7 +170,7 @@ class Publisher:
                 items.append((sink, TokenOut(token, text, logprobs, show_at)))
         except (
             Exception
-        ) as error:  # its vocabulary, stop strings or logprobs: nobody else's business
+        ) as error:  # its vocabulary, stop strings or logprobs: no other request's business
             self._broken.add(sequence.handle)
             self._failed(sequence.handle, error)
 

@@ -17,7 +17,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.pressure import Fail, Preempt, Shrink, relieve
 from uma_trio.policy.state import SequenceView
 
-# A backend that fails this often in a row, whoever is in the batch, will not come back.
+# A backend that fails this often in a row, whatever is in the batch, will not recover.
 HOPELESS = 32
 
 
@@ -47,7 +47,7 @@ class Recovery:
         while self._suspects:
             key = self._suspects[0]
             sequence = self._registry.running.get(key)
-            # One that is gone, parked or absent cannot be tried, and must not hold the others up.
+            # One that has ended, is parked or absent cannot be tried, and must not hold the others up.
             absent = key in self._registry.absent
             if sequence is not None and sequence.credit > 0 and not absent:
                 return key
@@ -55,7 +55,7 @@ class Recovery:
         return None
 
     def succeeded(self) -> None:
-        """Note a decode that worked: whoever was computed alone is cleared."""
+        """Note a decode that worked: a sequence that was computed alone is cleared."""
         self.batch_limit = self._n_batch
         self._failures = 0
         if self._suspects:

@@ -41,9 +41,9 @@ SEARCHED = 16
 
 @frozen
 class _Declined:
-    """Under what circumstances admission took nobody.
+    """Under what circumstances admission took no request.
 
-    `could_go` has who might have lost its slot to others, who loses least first, by their keys, and whether
+    `could_go` has the requests that might have lost their slots, the one with the least loss first, by key, and whether
     their readers were away. Background work was `owed` a place or not.
     """
 
@@ -83,7 +83,7 @@ class Registry:
         #: The requests of another model that has the machine, while this one's work waits for it.
         self.delayed_by: Work | None = None
         self.bucket_s = BUCKET_S  # what background work is owed, see :mod:`uma_trio.policy.floor`
-        # Where admission took nobody, and nothing has happened since.
+        # Where admission took no request, and nothing has happened since.
         self._declined: _Declined | None = None
         self._broken: set[int] = set()  # requests that failed, and end once nothing is computed
         self._late: set[int] = set()  # requests whose mask was not there in time
@@ -144,7 +144,7 @@ class Registry:
         return holds and any(sequence.lane == "interactive" for sequence in self._in_line())
 
     def to_be_asked(self, now: float) -> bool:
-        """Whether somebody waits who might get a place at the time `now`.
+        """Whether a request waits that might get a slot at the time `now`.
 
         Tokens only take room, so where nobody was taken nobody will be until something else happens;
         where somebody was, others were passed over once more, and may be next by that. Who may give its
@@ -214,7 +214,7 @@ class Registry:
         self.first_tokens.refresh(now, self.running.values(), self.waiting.values())
 
     def admission(self, now: float) -> AdmissionState:
-        """Return what admission may see. Who was preempted and is still parked is not in line.
+        """Return what admission may see. A preempted request that is still parked is not in line.
 
         What a request would share with running ones is looked for only where it does not fit.
         """
@@ -250,7 +250,7 @@ class Registry:
                 self._resume(sequence)
 
     def lend(self, now: float) -> bool:
-        """Free what requests have reserved beyond their tokens whose readers are away; tell whether.
+        """Free what requests have reserved beyond their tokens whose readers are away; return whether any was freed.
 
         They take it back when their readers are, or go to the queue if it is not free then.
         """
@@ -287,7 +287,7 @@ class Registry:
         """Move sequences on by what came of their chunks, and end those whose last token it was.
 
         `paces` (by key) and `playout_s` say when tokens are shown, see :meth:`Sequence.advance`.
-        While the next tick is `computing` nobody ends: it was prepared only because nobody should.
+        While the next tick is `computing` no request ends: it was prepared only because none should.
         Returns the inter-token latency of each stream that got tokens, by key and for each of
         them. What readers are to hear waits for the publisher.
         """
@@ -352,7 +352,7 @@ class Registry:
     def _give(self, sequence: Sequence, delivery: Delivery, now: float) -> None:
         if delivery.first:
             self.first_tokens.changed = True
-            self._declined = None  # its prompt can be shared with those who wait
+            self._declined = None  # waiting requests can share its prompt
             if sequence.submit.progress:
                 self._tell_progress(sequence, now)
         self._publisher.add(delivery)
@@ -362,7 +362,7 @@ class Registry:
             if view.credit <= 0:
                 sequence.parked_since = self._heard(now)
                 self._recorder.parked(view.key, now)
-                self._declined = None  # who was not to be in its way may be let in
+                self._declined = None  # requests that were held back for it may be admitted
             if view.computed + view.pending > sequence.reserved:
                 self.cells.reserve(sequence, sequence.known)
         if delivery.reason is not None:
@@ -426,7 +426,7 @@ class Registry:
         self._finish(sequence, reason, now, code, message)
 
     def _drop(self, sequence: Sequence, *, keep: bool = True) -> None:
-        self.cells.gone(sequence, keep=keep)
+        self.cells.release(sequence, keep=keep)
         self._declined = None
         sequence.lent = 0
 

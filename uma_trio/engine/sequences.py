@@ -34,12 +34,12 @@ from uma_trio.words import Awaits, Lane
 # takes while there is room, and gives back by being preempted (docs/SCHEDULER.md).
 BACKGROUND_SHARE = 4
 
-NO_SLOT = -1  # a backend refuses it, so that a sequence without a slot can harm nobody
+NO_SLOT = -1  # a backend refuses it, so that a sequence without a slot does no harm
 
 
 def cells_needed(known: int, remaining: int, lane: Lane, *, preempted: bool) -> int:
     """Return the KV cells to reserve for a request that may have `remaining` more tokens."""
-    # Who was preempted once gets its whole room the second time, or it would be again.
+    # A request that was preempted gets its whole room the second time, or it would be preempted again.
     if lane == "background" and not preempted:
         remaining = min(remaining, max(1, remaining // BACKGROUND_SHARE))
     return known + remaining
@@ -94,6 +94,7 @@ class Sequence:
         "passed_over",
         "preempted",
         "prefix_s",
+        "reported_tokens",
         "reserved",
         "sampler",
         "scores",
@@ -102,7 +103,6 @@ class Sequence:
         "tenancy",
         "text",
         "tokens",
-        "told_computed",
         "view",
     )
 
@@ -149,7 +149,7 @@ class Sequence:
         self.blocked_until = -math.inf  # when it waited no longer
         self.prefix_s = 0.0  # how long it has waited for its beginning, before that
         self.cached_tokens = 0  # of its prompt, that lay in the cache when it was admitted first
-        self.told_computed = -1  # how much of its prompt its stream was told to be computed
+        self.reported_tokens = -1  # of its prompt that its stream knows to be computed
 
     @property
     def handle(self) -> int:
@@ -193,12 +193,12 @@ class Sequence:
 
     @property
     def awaits(self) -> Awaits:
-        """What somebody waits for."""
+        """What its client waits for."""
         return "nothing" if self.view.lane == "background" else self.view.awaits
 
     @property
     def yields(self) -> bool:
-        """Whether it is an answer that makes way for first tokens: nobody reads it, and it never did before."""
+        """Whether it is an answer that makes way for first tokens: it is not read, and it never made way before."""
         return self.awaits == "answer" and self.view.started and not self.preempted
 
     @property
@@ -302,11 +302,11 @@ class Sequence:
         self.view = evolve(self.view, pending=due + n, drafted=n, survival=draft.survival)
 
     def wait_for(self, first: FirstToken | None) -> None:
-        """Note when its prompt counts as arrived; None: it is to be noted anew."""
+        """Note when its prompt counts as arrived; None: it is to be noted again."""
         self.view = evolve(self.view, first=first)
 
     def inherit(self, firsts: tuple[FirstToken, ...]) -> None:
-        """Note who waits for what they share with it: it is due when the first of them is."""
+        """Note the requests that wait for what they share with it: it is due when the first of them is."""
         if self.view.waited_by != firsts:
             self.view = evolve(self.view, waited_by=firsts)
 
@@ -325,15 +325,15 @@ class Sequence:
             self.cached_tokens = min(cached, self.n_prompt)
 
     def progress(self, now: float) -> list[PromptProgress]:
-        """Return what its stream is not told yet of how much of its prompt is computed.
+        """Return the progress of its prompt that its stream does not know yet.
 
-        What was cached comes first. A preempted prompt tells nothing until it has more than before.
+        What was cached comes first. A preempted prompt reports nothing until it has more than before.
         """
         news: list[PromptProgress] = []
         began = now if self.admitted is None else self.admitted
         for n in (self.cached_tokens, min(self.computed, self.n_prompt)):
-            if n > self.told_computed:
-                self.told_computed = n
+            if n > self.reported_tokens:
+                self.reported_tokens = n
                 queue_s = began - self.submit.submitted
                 news.append(
                     PromptProgress(self.n_prompt, self.cached_tokens, n, queue_s, now - began)
@@ -482,7 +482,7 @@ def foreseen(
     """Return where `sequence` stands if `chunk` gives it one token at the time `now`.
 
     It is shown as in :meth:`Sequence.advance`. None if that token is the last that it may have, or
-    if `chunk` holds drafts: how many of those are kept nobody can foresee. The sequence may end with
+    if `chunk` holds drafts: how many of those are kept cannot be foreseen. The sequence may end with
     any other token, too.
     """
     view = sequence.view

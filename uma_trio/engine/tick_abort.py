@@ -96,7 +96,7 @@ class TickAbort:
             self._bell.watch(self._hook.arrived)
 
     def end(self, status: int) -> None:
-        """It has ended with `status`: nobody can give it up any more."""
+        """Note that it has ended with `status`: it can be aborted no more."""
         if self._hook is not None:
             self._bell.watch(None)
         self.gave_up = self._hook is not None and status == DecodeStatus.ABORTED

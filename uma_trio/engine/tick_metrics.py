@@ -1,4 +1,4 @@
-"""What the metrics are given: each completed tick in figures, and who is there after it."""
+"""What is recorded as metrics: each completed tick, and the load after it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def promise(tick: Tick, itl_s: float = 0.0) -> Promise:
 
 
 def publish_load(metrics: Metrics, registry: Registry) -> None:
-    """Publish who runs, who waits, and how full the KV cache is."""
+    """Publish how many requests run and wait, and how full the KV cache is."""
     if (prefixes := registry.cells.figures()) is not None:
         metrics.prefix = prefixes
     views = [sequence.view for sequence in registry.running.values()]

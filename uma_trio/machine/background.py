@@ -22,7 +22,7 @@ EARLY_S: Final = 0.002
 """What passes between two ticks: a reader's tick is begun so much earlier."""
 #: What of the tick before it background work may take beside a tick, where streams are read.
 TICK_SHARE: Final = 0.25
-#: And what of the time until the next token that is read has to be computed, where that is more, beside requests that
+#: And what of the time until the next token that is read has to be computed, where that is more, with requests that
 #: want it for their own ticks. Beside readers only it is all of it: no token is late by it.
 PACE_SHARE: Final = 0.5
 #: What saving may put by of its share of the time.
@@ -57,7 +57,7 @@ class BackgroundWork(Protocol):
 
     @property
     def makes_room(self) -> bool:
-        """Whether others take the place of what it is done with, so that it comes first where nobody reads."""
+        """Whether others take the place of what it is done with, so that it comes first where no stream is read."""
 
     def claim(self, *, idle: bool) -> Part | None:
         """Return the next part, between two ticks or while the machine is `idle`; None if there is none."""
@@ -101,7 +101,7 @@ class Background:
 class Load:
     """The requests of a model that its background work delays.
 
-    The latest tick took `tick_s`. The next one may wait `spare_s` before a token that is read is late (infinite: nobody reads);
+    The latest tick took `tick_s`. The next one may wait `spare_s` before a token that is read is late (infinite without readers);
     tokens are read `pace_s` apart. `is_read`: there are streams that are read, and not all requests wait for background
     work. `has_people`: interactive requests have work. `has_others`: some requests are no streams that are read.
     """

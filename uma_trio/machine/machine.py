@@ -21,11 +21,13 @@ from uma_trio.machine.background import IDLE_S, BackgroundScheduler
 from uma_trio.machine.bell import Bell
 from uma_trio.machine.work import PART_S, Claim, Grant, Work, choose, free_s, leads
 
-# Readers who are ahead by so long leave the machine to a thread that loads a model, 5 ms or more at a time. What that
+# Readers that are ahead by so long leave the machine to a thread that loads a model, 5 ms or more at a time. What that
 # thread does meanwhile makes single ticks several times as long.
 LEAD_S, LEAST_S = 0.2, 0.005
-# Work that nobody reads goes on meanwhile.
+# Work without readers goes on meanwhile.
 _LOADING: Final = Claim(has_work=True, wants_s=LEAD_S, used_s=math.inf)
+_WHOLE: Final = Grant()
+_RESUMED: Final = Grant(is_resumed=True)
 # A work whose latest tick is longer ago than this waits for another model's.
 NOTED_S: Final = 0.25
 Died = Callable[[Exception], object]
@@ -58,7 +60,7 @@ class _Member:
 class Machine:
     """Computes what was added until it is removed.
 
-    All messages to its works ring the `bell`. `floor` is the part of the machine for work that nobody reads. `post` has a function
+    All messages to its works ring the `bell`. `floor` is the part of the machine for work without readers. `post` has a function
     called on trio's thread. `add`, `remove` and `close` are for trio's thread, `run` is for the compute thread.
     """
 
@@ -190,13 +192,11 @@ class Machine:
     def _compute_only(self, member: _Member, now: float) -> bool:
         self.background.others_at = math.inf
         member.work.delayed_by = None
-        is_shared = len(self._members) > 1 and member.work.can_stop
-        grant = Grant(is_shared=is_shared, is_resumed=self._last is not member)
-        if (
-            is_shared
-        ):  # a request for another model may arrive meanwhile, or one of these has rested
+        grant = _WHOLE if self._last is member else _RESUMED
+        if len(self._members) > 1 and member.work.can_stop:
+            # A request for another model may arrive meanwhile, or one of these has rested.
             next_s = min(m.rests_until for m in self._members if m is not member) - now
-            grant = evolve(grant, turn_s=max(next_s, PART_S))
+            grant = evolve(grant, turn_s=max(next_s, PART_S), is_shared=True)
         self._last = member
         member.last_at, member.rests_until = now, -math.inf
         return self._guarded(member, lambda: member.work.advance(grant)) or False
@@ -236,7 +236,7 @@ class Machine:
     def _leave_cores(self, claims: list[Claim], now: float) -> bool:
         free = free_s(claims, len(claims) - 1, now, self._floor)
         self.bell.wait(min(free, max(free - LEAD_S, LEAST_S)))
-        self._last = None  # what passed is nobody's time between two ticks
+        self._last = None  # what passed belongs to no model's time between two ticks
         return True
 
     def _note_delays(self, chosen: _Member, others: list[_Member], now: float) -> None:

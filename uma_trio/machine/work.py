@@ -1,7 +1,7 @@
 """What the compute thread computes, and what of it comes next: earliest deadline first. Pure.
 
-A token that somebody reads is due at a time (:mod:`uma_trio.policy.deadline.slack`). Until its tick has to begin, other
-models may compute; of those with work that nobody reads as it comes, the one that had the least of the machine's time
+The next token of a stream that is read is due at a time (:mod:`uma_trio.policy.deadline.slack`). Until its tick has to begin, other
+models may compute; of those with work that is not read as it comes, the one that had the least of the machine's time
 is next.
 
 A small tick may have a third of the rate of a larger one that does not fit before the reader's tick. So readers are computed
@@ -21,24 +21,24 @@ from uma_trio.machine.background import EARLY_S, Background
 CAREFUL: Final = 1.25
 """A reader's tick is begun as early as if it took so many times what is predicted."""
 PART_S: Final = 0.010
-"""The longest part of a tick that is computed in parts beside readers of other models is at most so long, by prediction."""
+"""The longest part of a tick that is computed in parts while other models have readers is at most so long, by prediction."""
 FULL: Final = 0.95
 """From this part of what readers can be ahead on nothing is waited for."""
 TIGHT: Final = 0.75
-"""Readers who need this part of the machine together get tokens a step apart: what varies becomes a lead."""
+"""Readers that need this part of the machine together get tokens a step apart: what varies becomes a lead."""
 
 Kind = Literal["interactive", "answer", "background"]
-"""Somebody waits for a first token; nobody does; or all of it leaves the machine to the first, but for the floor."""
+"""A client waits for a first token; none does; or all of it leaves the machine to the first kind, but for the floor."""
 
 
 @frozen
 class Claim:
     """What one work has to compute. Times on the machine's clock, in seconds.
 
-    The next token that somebody reads is `due_at` (infinite: nobody reads) and takes `takes_s` with those of the other
+    The next token of a stream that is read is `due_at` (infinite without readers) and takes `takes_s` with those of the other
     readers. `has_work` says whether there is anything else to compute; its smallest part takes `least_s`, and a tick at
     about the best rate `wants_s`. The work has waited for `waited_s`, and `used_s` of the machine's time was for what
-    nobody reads. Of a tick that was begun `takes_s` is what is left.
+    is not read. Of a tick that was begun `takes_s` is what is left.
 
     Ticks of other models may take `reach_s` where its readers are as far ahead as they can be. Its readers need the part
     `load` of the machine to keep their steps.
@@ -66,7 +66,7 @@ class Claim:
         return self.due_at - CAREFUL * self.takes_s - EARLY_S
 
     def is_owed(self, floor: float) -> bool:
-        """Whether its smallest part is due, so that it gets the part `floor` of the machine beside readers.
+        """Whether its smallest part is due, so that it gets the part `floor` of the machine in spite of readers.
 
         Of an encoder the first part is, since what it takes is not known before.
         """
@@ -99,7 +99,7 @@ class Grant:
 class Work(Protocol):
     """What one model has to compute. All but :meth:`close` is for the compute thread."""
 
-    #: The work that has the machine while this one waits for it; the machine sets it, for what is told of requests.
+    #: The work that has the machine while this one waits for it; the machine sets it, for the explanations of requests.
     delayed_by: Work | None
 
     @property
@@ -141,7 +141,7 @@ class Work(Protocol):
 def choose(claims: Sequence[Claim], now: float, floor: float) -> int | None:
     """Return which is next, by index; None if there is nothing to compute.
 
-    `floor` is the part of the machine that work has which nobody reads.
+    `floor` is the part of the machine for work that is not read.
     """
     read = [i for i, claim in enumerate(claims) if claim.due_at < math.inf]
     awaited = any(claim.kind == "interactive" for claim in claims)

@@ -1,6 +1,6 @@
 """Guesses at the next tokens of a sequence, looked up in texts, and how often they are right.
 
-Whoever repeats, quotes or edits a text writes what was there before. `lookup` finds that in the
+An answer that repeats, quotes or edits a text contains what was there before. `lookup` finds that in the
 sequence's own text, `pool` in earlier answers of the same namespace, `survival` learns what a guess is
 worth, and :class:`Drafter` puts these together for an engine.
 """

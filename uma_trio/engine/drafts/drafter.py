@@ -15,7 +15,7 @@ from uma_trio.engine.chunk import (
     DraftOrigin,
     Outcome,
 )
-from uma_trio.engine.drafts.drafting import Contained, Drafting, NoDrafts, Unread
+from uma_trio.engine.drafts.drafting import Contained, Drafting, Unread
 from uma_trio.engine.drafts.lookup import (
     FIRST_BELIEF,
     INDEXED_A_TICK,
@@ -61,7 +61,7 @@ class _Guessed:
         self.first: tuple[int, int, DraftOrigin] | None = None
 
 
-class Drafter:
+class Drafter(Drafting):
     """See the module, and :class:`uma_trio.engine.drafts.Drafting`."""
 
     def __init__(self) -> None:
@@ -71,7 +71,6 @@ class Drafter:
         self._guessed: dict[int, _Guessed] = {}
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
-        """Draft for each sequence that decodes, whose text was taken in, and whose request allows it."""
         self._keep_only(running)
         for sequence, guessed in self._allowing(running):
             if sequence.view.decoding and guessed.lookup.index(
@@ -97,7 +96,6 @@ class Drafter:
         return found
 
     def take_in(self, part: Unread) -> None:
-        """Take in a part of a text."""
         sequence = part.sequence
         if sequence is None:
             self._pool.index(part.n_tokens)
@@ -105,7 +103,7 @@ class Drafter:
             guessed.lookup.index(sequence.tokens, sequence.known, part.n_tokens)
 
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
-        """Whether a likely draft follows what was just sampled, so that a tick is to be planned anew.
+        """Whether a likely draft follows what was just sampled, so that a tick is to be planned again.
 
         The commit of these outcomes is still to come.
         """
@@ -145,20 +143,18 @@ class Drafter:
                 self._prompts.add(gone.namespace, gone.prompt, runs)
 
     def learn(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Note what became of a chunk of `sequence`."""
         guessed = self._guessed.get(sequence.handle)
         if guessed is None:
             return
         if outcome.chunk.drafts:
             right = outcome.right
-            # Of the guess at a token whose mask is late nobody knows yet whether it is right.
+            # Of the guess at a token whose mask is late it is not known yet whether it is right.
             tried = right if outcome.late else len(outcome.chunk.drafts)
             self._judge(guessed, outcome.chunk.origin, right, tried)
         else:
             self._judge_first(guessed, outcome)
 
     def keep(self, sequence: Sequence) -> None:
-        """Put the answer of a sequence that has ended into the pool, if its request shares."""
         submit = sequence.submit
         if submit.namespace is None or not submit.keeps or submit.speculation == "off":
             return
@@ -168,7 +164,6 @@ class Drafter:
             self._pool.add(submit.namespace, text, submit.program)
 
     def forget(self, mine: Callable[[str], bool]) -> None:
-        """Drop what was kept of answers of the namespaces that are `mine`."""
         self._pool.forget(mine)
         self._prompts.forget(mine)
 
@@ -215,16 +210,14 @@ class Drafter:
         return own.chances(origin, beliefs, OWN_WEIGHT)
 
 
-def drafter_for(
-    limits: ContextLimits, given: Drafting | None, *, wanted: bool
-) -> Contained | NoDrafts:
+def drafter_for(limits: ContextLimits, given: Drafting | None, *, wanted: bool) -> Drafting:
     """Return what guesses ahead: the one that is `given` or one that looks texts up, if that is of use.
 
     Guesses have to be `wanted`, and a backend with these limits has to be able to check them.
     """
     if wanted and limits.n_rows > limits.n_slots and limits.can_go_back:
         return Contained(given or Drafter())
-    return NoDrafts()
+    return Drafting()
 
 
 def _before_an_end(drafts: tuple[int, ...], ends: frozenset[int]) -> tuple[int, ...]:

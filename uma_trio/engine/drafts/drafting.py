@@ -1,11 +1,11 @@
-"""What an engine asks of whoever guesses ahead for its sequences."""
+"""Drafts: what an engine requests of a drafter, how failures of one are contained, and how it takes in texts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from attrs import define, evolve, field, frozen
 
@@ -21,7 +21,7 @@ from uma_trio.policy.fairness import Path
 class Unread:
     """A part of a text that is to be taken in: `n_tokens` of a `sequence`, or of an earlier answer.
 
-    `program` is whose text it is, to be charged.
+    `program` is the path of the user that is charged.
     """
 
     program: Path
@@ -29,69 +29,44 @@ class Unread:
     sequence: Sequence | None = None
 
 
-class Drafting(Protocol):
-    """Proposes drafts, and is told what became of them. Every method is called on the engine's thread.
+class Drafting:
+    """Proposes drafts, and receives the outcomes. This one guesses nothing. Every method is called on the engine's thread.
 
     `running` are the sequences that have a slot, by key.
     """
+
+    failures = 0
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
         """Draft for each sequence that decodes and whose request allows it."""
 
     def unread(self, running: Mapping[int, Sequence]) -> list[Unread]:
         """Return what is to be taken in before there are guesses, at most a part of each text."""
+        return []
 
     def take_in(self, part: Unread) -> None:
         """Take in a part, which is one of :meth:`unread`, or the beginning of one."""
 
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
-        """Whether a likely draft follows what was just sampled, so that a tick is to be planned anew.
+        """Whether a likely draft follows what was just sampled, so that the next tick is planned again.
 
         The commit of these outcomes is still to come.
         """
+        return False
 
     def learn(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Note what became of a chunk of `sequence`."""
+        """Note the outcome of a chunk of `sequence`."""
 
     def keep(self, sequence: Sequence) -> None:
         """Take note of a sequence whose answer is whole, and has ended."""
 
     def forget(self, mine: Callable[[str], bool]) -> None:
-        """Drop what was kept of answers of the namespaces that are `mine`."""
-
-
-class NoDrafts:
-    """Guesses nothing."""
-
-    failures = 0
-
-    def propose(self, running: Mapping[int, Sequence]) -> None:
-        """Propose nothing."""
-
-    def unread(self, running: Mapping[int, Sequence]) -> list[Unread]:
-        """Return nothing."""
-        return []
-
-    def take_in(self, part: Unread) -> None:
-        """Take in nothing."""
-
-    def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
-        """Say that no draft follows."""
-        return False
-
-    def learn(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Learn nothing."""
-
-    def keep(self, sequence: Sequence) -> None:
-        """Keep nothing."""
-
-    def forget(self, mine: Callable[[str], bool]) -> None:
-        """Have nothing to forget."""
+        """Drop what was kept of answers of the namespaces for which `mine` is true."""
 
 
 PATIENCE: Final = 3  # failures until the first rest; after a rest one is enough
 # Memory that ran out may be there again after a minute. An attempt that fails costs its tick the drafts
-# and a line of the log, so that nobody notices one an hour.
+# and a line of the log, so that one an hour is not noticed.
 FIRST_REST_S: Final = 60.0
 LONGEST_REST_S: Final = 3600.0
 
@@ -133,7 +108,7 @@ class Failures:
 T = TypeVar("T")
 
 
-class Contained:
+class Contained(Drafting):
     """Calls `inner` for an engine, and raises nothing.
 
     After a failure nothing is drafted in that tick; after several the drafter rests, for a minute at
@@ -146,12 +121,10 @@ class Contained:
         self._failed = Failures()
 
     @property
-    def failures(self) -> int:
-        """How often the drafter failed."""
+    def failures(self) -> int:  # type: ignore[override]
         return self._failed.total
 
     def propose(self, running: Mapping[int, Sequence]) -> None:
-        """Draft for each sequence that decodes and whose request allows it."""
         before = self._failed.total
         self._guarded(lambda: self.inner.propose(running), default=None)
         if self._failed.total > before or self._rests:
@@ -159,23 +132,18 @@ class Contained:
                 sequence.guess(NO_DRAFT)
 
     def unread(self, running: Mapping[int, Sequence]) -> list[Unread]:
-        """Return what is to be taken in before there are guesses."""
         return self._guarded(lambda: self.inner.unread(running), default=[])
 
     def take_in(self, part: Unread) -> None:
-        """Take in a part of a text."""
         self._guarded(lambda: self.inner.take_in(part), default=None)
 
     def expects(self, outcomes: Iterable[Outcome], running: Mapping[int, Sequence]) -> bool:
-        """Whether a likely draft follows what was just sampled; see :class:`Drafting`."""
         return self._guarded(lambda: self.inner.expects(outcomes, running), default=False)
 
     def learn(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Note what became of a chunk of `sequence`."""
         self._guarded(lambda: self.inner.learn(sequence, outcome), default=None)
 
     def keep(self, sequence: Sequence) -> None:
-        """Take note of a sequence whose answer is whole, and has ended."""
         self._guarded(lambda: self.inner.keep(sequence), default=None)
 
     def forget(self, mine: Callable[[str], bool]) -> None:
@@ -231,7 +199,7 @@ class Feeding:
         return Part() if self._unread else None
 
     def advance(self, most_s: float, *, idle: bool) -> float:
-        """Take in what fits; charge those whose texts these are."""
+        """Take in what fits; charge the users whose texts these are."""
         took_s = 0.0
         for part in self._unread:
             n = min(part.n_tokens, int((most_s - took_s) * self._read / self._read_s))

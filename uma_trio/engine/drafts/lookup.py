@@ -14,7 +14,7 @@ from uma_trio.engine.chunk import DraftOrigin
 from uma_trio.policy.fairness import Path
 
 ORDERS = (8, 4, 2)
-LONGEST_MATCH = 32  # a longer one tells no more
+LONGEST_MATCH = 32  # a longer one says no more
 # A prompt is indexed at 1 us a token and order. So many a tick, of each text, take less than a millisecond.
 INDEXED_A_TICK = 256
 # Of a text that is guessed at: what a tick can add to it, and more.
@@ -40,7 +40,7 @@ class Lookup:
     what an earlier one knew of its beginning, and is this one's from now on.
 
     The text that was copied last goes on being copied where it matches further back than the latest
-    place does: whoever writes a changed file writes it in the order of the old one.
+    place does: a changed file is written in the order of the old one.
     """
 
     __slots__ = ("_answer", "_distance", "_indexed", "_n_prompt", "_prompt")

@@ -448,7 +448,7 @@ class PrefixCache:
 
     # --- a request goes ---
 
-    def gone(self, sequence: Sequence, *, keep: bool = True) -> None:
+    def detach(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Keep the cells of a request that loses its slot as a leaf, if they are worth it."""
         if not self.on or sequence.slot == NO_SLOT:
             return

@@ -62,7 +62,6 @@ class SavingLeaves:
     makes_room: bool = True
 
     def claim(self, *, idle: bool) -> Part | None:
-        """Return the next page, while the machine is idle a quick one if there is any."""
         saving = self.prefix.saving
         if not saving.due or (idle and self.requests.awaits_masks):
             return None

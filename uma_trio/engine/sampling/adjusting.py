@@ -106,7 +106,7 @@ class Adjuster:
     def apply(self, row: FloatArray) -> Edits:
         """Edit one row of logits in place; `undo` takes what is returned.
 
-        A NaN or +inf stays one, so that whoever looks at the row finds it.
+        A NaN or +inf stays one, so that a check of the row finds it.
         """
         edits: Edits = []
         if len(self._biased):

@@ -4,7 +4,7 @@ A token is chosen like any other, and then its constraint is asked about this on
 refused all that is allowed is found (:mod:`uma_trio.engine.sampling.masks`), and one of these is
 chosen. The masks of all refused rows are begun first and waited for then, for `PATIENCE_S` together.
 A row whose mask is not there by then is `LATE`: its sequence sits out until it is, and computes its
-last token again then. So a schema that is slow delays its own answer, and nobody else's.
+last token again then. So a schema that is slow delays its own answer only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from uma_trio.engine.sampling.shortlist import IdArray
 from uma_trio.text.constraint import Constraint, holds
 
 IMPOSSIBLE: Final = -2  # for a row for which no token is allowed
-UNREACHED: Final = -3  # for one behind a guess that was wrong: nobody asks what would follow
+UNREACHED: Final = -3  # for one behind a guess that was wrong: what would follow is not needed
 LATE: Final = -4  # for one whose mask is not there in time
 
 # What structure may add to a tick: 99 of 100 masks take less than 1 ms (docs/STRUCTURE.md), and no
 # reader sees 2 ms between two tokens.
 PATIENCE_S: Final = 0.002
-# Where no row has its token, the tick is lost if nobody waits for the first mask: a decode takes longer than
-# this. What takes longer still may delay those who are only about to come.
+# Where no row has its token, the tick is lost without waiting for the first mask: a decode takes longer than
+# this. What takes longer still may delay requests that are only about to arrive.
 ALONE_S: Final = 0.020
 
 

@@ -120,7 +120,7 @@ class Filters:
     ) -> Iterator[NDArray[np.bool_]]:
         if self.bounded:
             yield values >= top + self.min_logit
-        if self.cumulative:  # who stays has less than top_p before it
+        if self.cumulative:  # a token that stays has less than top_p before it
             reached = np.cumsum(np.exp(under), axis=-1, dtype=np.float64)
             left = np.ones(values.shape, np.bool_)
             np.less(reached[..., :-1], self.top_p * reached[..., -1:], out=left[..., 1:])

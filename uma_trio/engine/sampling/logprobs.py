@@ -1,11 +1,11 @@
-"""What the model thought of a token: its logarithmic probability, and the likeliest beside it.
+"""What the model thought of a token: its logarithmic probability, and the likeliest others.
 
 They are of the row as the model gave it, before bias, penalties, masks, filters and temperature; or,
 where that is wanted, of the tokens that could be drawn, after all of these.
 
 To choose a token has to be quick, because the next decode waits for it; to describe one has not.
-So :class:`Describer` only copies the rows, and :class:`Described` reads the copies when somebody
-asks, which the engine does beside the next decode.
+So :class:`Describer` only copies the rows, and :class:`Described` reads the copies on
+request, which the engine makes during the next decode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOGETHER: Final = 3
 
 
 class Drawer(Protocol):
-    """Who has drawn the token of a row."""
+    """What has drawn the token of a row."""
 
     def drawable(self, row: FloatArray, among: IdArray | None = None) -> tuple[IdArray, FloatArray]:
         """Return the tokens that the row was drawn from, `among` these, and their probabilities."""

@@ -27,7 +27,7 @@ class Mask(Protocol):
     """What is allowed at one place of one answer."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for it so long at most; tell whether it is there."""
+        """Wait for it so long at most; return whether it is there."""
 
     def notify(self, there: Callable[[], object]) -> None:
         """Have `there` called once it is there, or was dropped; on any thread, and maybe at once."""
@@ -36,11 +36,11 @@ class Mask(Protocol):
         """Return the tokens, ascending; none if there is no way on. It must be there."""
 
     def drop(self) -> None:
-        """Nobody asks for it any more: do not make it, if that has not begun."""
+        """It is not needed any more: do not make it, if that has not begun."""
 
 
 class Masks(Protocol):
-    """Who finds masks."""
+    """What finds masks."""
 
     def begin(self, constraint: Constraint) -> Mask:
         """Begin to find what `constraint` allows where it stands. It may go on meanwhile."""
@@ -90,7 +90,7 @@ class _Awaited:
         self._future = future
 
     def wait(self, seconds: float) -> bool:
-        """Wait for it so long at most; tell whether it is there."""
+        """Wait for it so long at most; return whether it is there."""
         try:
             self._future.exception(max(0.0, seconds))
         except TimeoutError:
