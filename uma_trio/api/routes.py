@@ -64,7 +64,8 @@ from uma_trio.service.ask import Refusal
 SOCKET_GENERATE = BodySpec(Generate)
 
 
-async def _openapi(exchange: Exchange, context: Context) -> Reply:
+async def openapi_document(exchange: Exchange, context: Context) -> Reply:
+    """Return the OpenAPI document of all paths."""
     return Reply(200, _document())
 
 
@@ -118,7 +119,7 @@ ROUTES = (
     Route("GET", "/", root, access="open", alone=True),
     Route("GET", "/ui", to_page, access="open"),
     Route("GET", "/ui/", page, access="open", whole=True),
-    Route("GET", "/openapi.json", _openapi),
+    Route("GET", "/openapi.json", openapi_document),
     Route("GET", "/metrics", metrics),
     Route("GET", "/metrics/router", router_figures, access="open"),
     Route("GET", "/events", events, errors=native_error, watches=True),
