@@ -10,8 +10,7 @@ from net_kit import LogBook
 from trio.testing import MockClock
 
 from uma_trio.engine.messages import Snapshot
-from uma_trio.observe.contract import Promise, prompt_rate
-from uma_trio.observe.figures import Outlook
+from uma_trio.observe.figures import Outlook, Promise, prompt_rate
 from uma_trio.observe.metrics import Metrics
 from uma_trio.service.agent import MOST, Agent, line_of
 from uma_trio.service.headroom import HALVING_S, NodeLoad, headroom, load_of
@@ -79,7 +78,7 @@ def test_the_outlook_is_what_the_metrics_say() -> None:
     """The same figures as in the catalogue, without all the others."""
     metrics = Metrics()
     assert metrics.outlook() == Outlook()
-    metrics.promise.tick(
+    metrics.promised(
         Promise(limit_s=0.1, solo_s=0.01, predicted_s=0.02, moved_bytes=30.0, bmt_budget=1000.0),
         0.02,
     )

@@ -41,7 +41,7 @@ def background_prompts(simulation: Simulation) -> int:
 
 def background_share(simulation: Simulation) -> float:
     """Return which part of machine time background work had in the last seconds."""
-    return simulation.metrics.promise.background_share
+    return simulation.metrics.background_share
 
 
 def storm(
@@ -338,7 +338,7 @@ def test_a_badly_measured_step_does_not_move_the_measure(wrong: float) -> None:
         simulation.storm(100 + client)
     stream = simulation.submit(20, 8000, client=1)
     simulation.run(15.0)
-    assert simulation.metrics.promise.last.solo_s == pytest.approx(SOLO_S, rel=0.08)
+    assert simulation.metrics.promise.solo_s == pytest.approx(SOLO_S, rel=0.08)
     assert p95(stream) <= 2.1
 
 

@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from uma_trio.observe.catalogue import COLUMNS
-from uma_trio.observe.contract import Promise
+from uma_trio.observe.figures import Promise
 from uma_trio.observe.memory import SharedMemory
 from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.scorecard import Scorecard, ScoreKeeper
@@ -54,7 +54,7 @@ class Machine:
             moved_bytes=4e6,
             cost=COST,
         )
-        self.metrics.promise.tick(promise, took_s)
+        self.metrics.promised(promise, took_s)
         self.metrics.shown(itl_s, "interactive")
 
     def passes(self, seconds: float) -> dict[str, Any] | None:
@@ -204,6 +204,16 @@ def test_another_table_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(AnotherTable, match="other columns"):
         TableFile(path, ("a", "b"))
     assert path.read_text(encoding="utf-8") == "x,y\n1,2\n"
+
+
+def test_a_name_with_commas_and_quotes_is_one_cell(tmp_path: Path) -> None:
+    """The name of a model comes from its file; a row stays one line."""
+    path = tmp_path / "card.csv"
+    file = TableFile(path, ("model", "n"))
+    file.append(('a, "b"\nc', 1))
+    file.close()
+    with path.open(newline="") as lines:
+        assert [*csv.reader(lines)] == [["model", "n"], ['a, "b" c', "1"]]
 
 
 def test_a_table_whose_name_says_so_is_lines_of_json(tmp_path: Path) -> None:

@@ -79,5 +79,5 @@ def test_the_promise_is_kept_at_the_new_pace(factor: float) -> None:
     simulation.run(10.0)
     gaps = np.diff(stream.token_times[before:])
     assert np.percentile(gaps, 95) <= 1.2 * (1 + 1.645 * NOISE) * solo_s(factor)
-    share = simulation.metrics.promise.background_share
+    share = simulation.metrics.background_share
     assert float(str(share)) >= 0.04  # the others have their floor

@@ -41,7 +41,7 @@ class RunOutcome:
     def of(cls, world: Simulation, watched: Collection[int], load: Collection[int]) -> RunOutcome:
         """Return what `world` was like for the clients that are `watched` and for the `load`."""
         read = [r for r in world.requests if r.client in watched and r.token_times]
-        promised = world.metrics.promise.totals()
+        promised = world.metrics.totals()
         return cls(
             seconds=world.clock.now,
             ticks=world.ticks,

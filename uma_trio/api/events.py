@@ -28,13 +28,13 @@ from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.sockets.principal import Principal
 
-#: Ticks in one message, the latest ones.
+#: Latest ticks in one message.
 MOST_TICKS: Final = 128
-#: Parts of ticks in one message: of a machine with hundreds of slots it has fewer ticks.
+#: Parts of ticks in one message: with hundreds of slots it has fewer ticks.
 MOST_PARTS: Final = 2048
 #: Between two messages with figures, which are those of /metrics.
 FIGURES_S: Final = 1.0
-#: While nothing runs nobody is asked; then the figures are sent so often.
+#: The same while nothing runs: no engine is asked then.
 QUIET_S: Final = 5.0
 
 _FIGURES: Final = (
@@ -48,7 +48,7 @@ _FIGURES: Final = (
 async def events(exchange: Exchange, context: Context) -> Reply | None:
     """Stream what runs, what waits and why, and with `?ticks=1` every tick, as server-sent events.
 
-    `?model=` chooses whose ticks and figures.
+    `?model=` chooses the model of ticks and figures.
     """
     head = exchange.head
     if head.method == "HEAD":
@@ -64,7 +64,7 @@ async def events(exchange: Exchange, context: Context) -> Reply | None:
     while not context.service.draining:
         message = await questions.answer(viewer.counts_as, watcher.message)
         if message and not exchange.send(message):
-            await exchange.sent()  # what happens meanwhile is not sent later
+            await exchange.sent()  # what happens until then is not sent later
         if watcher.is_quiet and not len(context.service.directory):
             with trio.move_on_after(QUIET_S):
                 await context.service.directory.wait_until_any()
@@ -74,7 +74,7 @@ async def events(exchange: Exchange, context: Context) -> Reply | None:
 
 @define(eq=False)
 class Watcher:
-    """What one watcher was told, and what it is told next.
+    """What one watcher was sent, and what it is sent next.
 
     Ticks and figures are those of one model: `model`, while it is loaded, or else the default one.
     """
@@ -90,11 +90,11 @@ class Watcher:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nobody was there in the latest picture."""
+        """Whether the latest picture has no request."""
         return not self._sent.get("requests") and not self._sent.get("waiting")
 
     def hello(self) -> dict[str, Any]:
-        """Return the first message: what is watched, and as whom."""
+        """Return the first message: what is watched, and with which rights."""
         served = self.context.served
         return {
             "type": "hello",
@@ -107,7 +107,7 @@ class Watcher:
         }
 
     def resume(self, last_event_id: str) -> None:
-        """Go on behind the message with this id, if it was of this daemon's life; else from now on."""
+        """Continue after the message with this id, if this process sent it; otherwise from now on."""
         name, _, tick = last_event_id.rpartition("-")
         if name == self.context.name and tick.isascii() and tick.isdigit() and len(tick) < 16:
             self._tick = int(tick)
@@ -144,7 +144,7 @@ class Watcher:
         return b"id: %b-%d\n%b" % (self.context.name.encode(), self._tick, sse.named(changed))
 
     def _watched(self) -> ServedModel | None:
-        """Return the model whose ticks and figures are told; None while it is not loaded."""
+        """Return the model of ticks and figures; None while it is not loaded."""
         service = self.context.service
         if self.model is None:
             return service.default

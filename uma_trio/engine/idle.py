@@ -71,7 +71,7 @@ class Refining:
             bell.watch(None)
         self.planner.refined(found)
         if cost.others and not found.others:
-            self.metrics.promise.measured(found)
+            self.metrics.cost_measured(found)
             self.keep(found)
         ended = self.clock()
         self._at = ended + idle_s

@@ -124,7 +124,7 @@ class Engine:
             in_debt=lambda: abort.in_debt,
         )
         if settings.cost is not None:
-            metrics.promise.measured(settings.cost)
+            metrics.cost_measured(settings.cost)
         self._drafter = drafter_for(backend.limits, drafter, wanted=_guesses_pay(settings))
         self._handler = Handler(
             backend, self.registry, self._publisher, recorder, self._planner, self._drafter

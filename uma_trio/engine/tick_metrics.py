@@ -9,12 +9,12 @@ from uma_trio.engine.chunk import Tick, TickResult
 from uma_trio.engine.registry import Registry
 from uma_trio.engine.sequences import Sequence
 from uma_trio.observe import log
-from uma_trio.observe.contract import NO_PROMISE, Promise
+from uma_trio.observe.figures import NO_PROMISE, Promise
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.state import SequenceView
 from uma_trio.words import LANES
 
-TOLERANCE_S: Final = 0.001  # what no reader sees: timers are no finer
+TOLERANCE_S: Final = 0.001  # the resolution of timers
 
 
 def record(metrics: Metrics, completed: TickResult, itl_s: Mapping[int, float]) -> None:
@@ -48,18 +48,18 @@ def record(metrics: Metrics, completed: TickResult, itl_s: Mapping[int, float]) 
         lane_tokens=lane_tokens,
     )
     longest_s = max(itl_s.values(), default=0.0)
-    metrics.promise.tick(promise(tick, longest_s), completed.decode_s + completed.host_s)
+    metrics.promised(promise(tick, longest_s), completed.decode_s + completed.host_s)
 
 
 class Due(NamedTuple):
-    """When a stream's next token was to be shown, and when the one before it was sampled."""
+    """When a stream's next token is due, and when the previous one was sampled."""
 
     at: float
     last_token_at: float
 
 
 def dues(running: Mapping[int, Sequence], completed: TickResult) -> list[Due]:
-    """Return when the tokens of a tick were due that is not committed yet."""
+    """Return when the tokens of a tick were due, before its commit."""
     paces, found = completed.tick.plan.paces, []
     for outcome in completed.outcomes:
         pace = paces.get(outcome.chunk.key)
@@ -97,7 +97,7 @@ def _drafts(completed: TickResult) -> tuple[dict[str, tuple[int, int]], dict[int
 
 
 def promise(tick: Tick, itl_s: float = 0.0) -> Promise:
-    """Put what the plan promised, and the longest inter-token latency, into the words of the metrics."""
+    """Return the promise of a plan; `itl_s` is the longest inter-token latency of the tick."""
     state, plan, guard = tick.state, tick.plan, tick.plan.memory.guard
     cost, limit = plan.memory.cost, plan.limit
     if cost is None:

@@ -1,10 +1,48 @@
-"""Figures that other parts of the daemon count by themselves, and that the metrics show."""
+"""Values that the metrics are given: the promise of a tick, and figures that are counted elsewhere."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from attrs import define, field, frozen
+
+from uma_trio.policy.cost import CostModel
+
+
+@frozen
+class Promise:
+    """What the plan of one tick promises. Seconds and bytes; 0 where the policy sets none.
+
+    `limit_s` is infinite without protected streams. `step_s` is the promised time between two shown tokens.
+    `skipped` prompts were left out to keep the limit. `between_s` is the part of `predicted_s` outside
+    llama_decode. `solo_s` is the predicted time of the interactive streams alone. A tick is `granted` to the
+    background floor, and `infeasible` if a
+    stream's token took longer than the cap although nothing else was computed. `background` is the share of
+    background work in the time above `solo_s`.
+    """
+
+    limit_s: float = math.inf
+    step_s: float = 0.0
+    solo_s: float = 0.0
+    predicted_s: float = 0.0
+    between_s: float = 0.0
+    moved_bytes: float = 0.0
+    tokens: int = 0
+    skipped: int = 0
+    granted: bool = False
+    infeasible: bool = False
+    background: float = 0.0
+    bmt_budget: float = 0.0
+    cost: CostModel | None = None
+
+    @property
+    def budget_bytes(self) -> float:
+        """Bytes that the tick may move in its predicted time."""
+        return self.bmt_budget * self.predicted_s
+
+
+NO_PROMISE = Promise()
 
 
 @frozen(kw_only=True)
@@ -56,3 +94,14 @@ class EncodingFigures:
     """Tokens of all encoders. Written by the engine's thread."""
 
     tokens: int = 0
+
+
+def prompt_rate(table: Mapping[int, float], scale: float) -> float | None:
+    """Return the largest rate in tokens/s of a cost table, seconds by tokens of a batch, times `scale`."""
+    rates = [n / (seconds * scale) for n, seconds in table.items() if seconds * scale > 0]
+    return max(rates, default=None)
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Return a quotient; None where the divisor is 0."""
+    return part / whole if whole else None

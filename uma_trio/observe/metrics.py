@@ -11,17 +11,28 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import asdict, define, evolve, field, fields
 
 from uma_trio.observe.catalogue import METRICS
-from uma_trio.observe.contract import PromiseFigures, PromiseTotals, ratio
-from uma_trio.observe.figures import EncodingFigures, Outlook, PrefixFigures
+from uma_trio.observe.figures import (
+    NO_PROMISE,
+    EncodingFigures,
+    Outlook,
+    PrefixFigures,
+    Promise,
+    prompt_rate,
+    ratio,
+)
 from uma_trio.observe.histogram import Histogram, Recent, bounds_ms
 from uma_trio.observe.memory import resident_bytes, storage_bytes
+from uma_trio.policy.cost import CostModel
 
 _EWMA_SHARE: Final = 0.2
 _RECENT_TOKENS: Final = 4096
 _RECENT_GAPS: Final = 1024
+_SHARE_S: Final = (
+    10.0  # background work is computed in few large ticks: its share is smoothed over several
+)
 # Steps of half a millisecond where delays begin to matter, so that a benchmark can tell 4 ms from 6.
 _LAG_MS: Final = (0.1, 0.2, *(n / 2 for n in range(1, 21)), *bounds_ms(20, 100_000))
 _BOUNDS_MS: Final[Mapping[str, tuple[float, ...]]] = {
@@ -44,27 +55,85 @@ _SHAPE_EVENTS: Final = ("plain", "apart", "refused", "ended", "refused again", "
 _MEASURED: Final = ("overlap_active", "gpu_idle_pct", "residency_churn_mb_per_token")
 
 
-@frozen
+@define
 class Totals:
     """Sums since the start; the difference of two is an interval. Times in seconds.
 
-    `bins` are the counts of each histogram, `storage_bytes` the bytes that the process read from storage. `lanes` is empty while no tokens were recorded by lane.
+    `prompt_tokens` and `answer_tokens` were computed, `tokens` and `moved_bytes` in the `ticks` of a policy that
+    predicts them. `protected` ticks had a limit. `ideal_s` is what the cost model predicted for the ticks that took
+    `judged_s`. `bins` are the counts of each histogram, `storage_bytes` what the process read from storage.
     """
 
-    at: float
-    tokens: int
-    sampled: int
-    rows: int
-    drafts: int
-    drafts_right: int
-    in_place: int
-    busy_s: float
-    lanes: Mapping[str, int]
-    bins: Mapping[str, list[int]]
-    storage_bytes: int | None
-    promise: PromiseTotals = field(factory=PromiseTotals)
+    at: float = 0.0
+    batches: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    rows: int = 0
+    in_place: int = 0
+    sequences: int = 0
+    drafted: int = 0
+    drafts: int = 0
+    drafts_right: int = 0
+    decode_s: float = 0.0
+    host_s: float = 0.0
+    prompt_s: float = 0.0
+    ticks: int = 0
+    tokens: int = 0
+    moved_bytes: float = 0.0
+    over_budget: int = 0
+    granted: int = 0
+    infeasible: int = 0
+    protected_tokens: int = 0
+    protected_s: float = 0.0
+    ideal_s: float = 0.0
+    judged_s: float = 0.0
+    lanes: dict[str, int] = field(factory=dict)
+    bins: Mapping[str, list[int]] = field(factory=dict)
+    storage_bytes: int | None = None
+
+    @property
+    def computed(self) -> int:
+        """Tokens computed."""
+        return self.prompt_tokens + self.answer_tokens
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled: a row behind a wrong guess gives none."""
+        return self.rows - (self.drafts - self.drafts_right)
+
+    @property
+    def busy_s(self) -> float:
+        """Time of ticks."""
+        return self.decode_s + self.host_s
+
+    def since(self, earlier: Totals) -> Totals:
+        """Return the sums after `earlier`."""
+        now, then = asdict(self, recurse=False), asdict(earlier, recurse=False)
+        known = None not in (self.storage_bytes, earlier.storage_bytes)
+        return Totals(
+            **{name: now[name] - then[name] for name in _SUMS},
+            lanes={lane: n - earlier.lanes.get(lane, 0) for lane, n in self.lanes.items()},
+            bins={
+                name: [late - early for late, early in zip(bins, earlier.bins[name], strict=True)]
+                for name, bins in self.bins.items()
+            },
+            storage_bytes=now["storage_bytes"] - then["storage_bytes"] if known else None,
+        )
+
+    def values(self) -> dict[str, object]:
+        """Return the figures that exist since the start and for an interval."""
+        return {
+            "tokens_per_s_at_cap": ratio(self.protected_tokens, self.protected_s),
+            "ticks_over_budget": self.over_budget,
+            "sum_bmt_mb_per_token": ratio(self.moved_bytes / 1e6, self.tokens),
+            "scheduler_efficiency": ratio(self.ideal_s, self.judged_s),
+            "copy_free_ratio": ratio(self.in_place, self.rows),
+        }
 
 
+_SUMS: Final = tuple(
+    one.name for one in fields(Totals) if one.name not in ("lanes", "bins", "storage_bytes")
+)
 _NO_DRAFTS: Mapping[str, tuple[int, int]] = {}
 
 
@@ -86,7 +155,11 @@ class Metrics:
             for metric in METRICS
             if metric.kind == "counter" and metric.label
         }
-        self.promise = PromiseFigures()
+        self.sums = Totals()
+        #: The promise of the latest tick.
+        self.promise = NO_PROMISE
+        #: Share of machine time of background work, smoothed over ten seconds.
+        self.background_share = 0.0
         #: Figures of the platform, None while they are not measured.
         self.measured: dict[str, float | None] = dict.fromkeys(_MEASURED)
         self.prefix = PrefixFigures()  # replaced by the engine's thread
@@ -94,11 +167,8 @@ class Metrics:
         self.shape_events = dict.fromkeys(_SHAPE_EVENTS, 0)
         self.encoding = EncodingFigures()  # written by the engine's thread
         # Written by the engine's thread.
-        self._batches = self._decoded = self._prefilled = self._rows = self._in_place = 0
-        self._sequences = self._drafted = self._longest = self._preempted = self._late_masks = 0
+        self._longest = self._preempted = self._late_masks = 0
         self._last_decode = self._last_prefill = 0
-        self._lane_tokens: dict[str, int] = {}
-        self._decode_s = self._host_s = self._prompt_s = 0.0
         self._decode_last = self._decode_ewma = self._sampling_last = 0.0
         self._load = (0, 0, 0, 0)
         self._slots = self._cells = 0
@@ -161,34 +231,63 @@ class Metrics:
         guessed tokens, and of right ones, which are among `decode_tokens`. `drafted` of the `sequences` had guesses;
         the longest sequence then had `longest` tokens in the KV cache.
         """
-        decode_ms = decode_s * 1e3
+        decode_ms, sums = decode_s * 1e3, self.sums
         self._decode_last, self._sampling_last = decode_ms, sampling_s * 1e3
         change = decode_ms - self._decode_ewma
-        self._decode_ewma += _EWMA_SHARE * change if self._batches else change
+        self._decode_ewma += _EWMA_SHARE * change if sums.batches else change
         self.histograms["decode_ms"].record(decode_ms)
-        self._batches += 1
-        self._decoded += decode_tokens
-        self._prefilled += prefill_tokens
-        self._rows += rows
-        self._in_place += rows_in_place
-        self._sequences += sequences
-        self._drafted += drafted
-        self._longest = max(self._longest, longest)
+        sums.batches += 1
+        sums.answer_tokens += decode_tokens
+        sums.prompt_tokens += prefill_tokens
+        sums.rows += rows
+        sums.in_place += rows_in_place
+        sums.sequences += sequences
+        sums.drafted += drafted
+        sums.decode_s += decode_s
+        sums.host_s += host_s
         for source, (n, right) in drafts.items():
+            sums.drafts += n
+            sums.drafts_right += right
             self.count("draft_tokens_total", source, n)
             self.count("draft_accepted_tokens_total", source, right)
-        self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
         for lane, n in (lane_tokens or {}).items():
-            self._lane_tokens[lane] = self._lane_tokens.get(lane, 0) + n
-        self._decode_s += decode_s
-        self._host_s += host_s
+            sums.lanes[lane] = sums.lanes.get(lane, 0) + n
+        self._last_decode, self._last_prefill = decode_tokens, prefill_tokens
+        self._longest = max(self._longest, longest)
         self._late_masks += late_masks
+
+    def promised(self, promise: Promise, took_s: float) -> None:
+        """Record a tick that took `took_s` from decode to decode, and what the policy promised of it."""
+        if promise is NO_PROMISE:
+            return
+        self.promise, sums = promise, self.sums
+        sums.ticks += 1
+        sums.tokens += promise.tokens
+        sums.granted += promise.granted
+        sums.infeasible += promise.infeasible
+        sums.moved_bytes += promise.moved_bytes
+        if took_s > 0:
+            share = max(0.0, 1.0 - promise.solo_s / took_s) * promise.background
+            weight = 1.0 - math.exp(-took_s / _SHARE_S)
+            self.background_share += weight * (share - self.background_share)
+        if math.isfinite(promise.limit_s):
+            sums.over_budget += took_s > promise.limit_s
+            sums.protected_s += took_s
+            sums.protected_tokens += promise.tokens
+        if promise.cost is not None and promise.predicted_s > 0:
+            # Ballast is predicted where it makes the batch cheaper; host time is not part of the ideal.
+            sums.ideal_s += max(0.0, promise.predicted_s - promise.between_s)
+            sums.judged_s += took_s
+
+    def cost_measured(self, cost: CostModel) -> None:
+        """Record a cost model that was measured between ticks."""
+        self.promise = evolve(self.promise, cost=cost)
 
     def first_token(self, ttft_s: float, queue_s: float = 0.0) -> None:
         """Record a first token, `ttft_s` after the request's arrival, of which `queue_s` without a slot."""
         self.observe("ttft_ms", ttft_s)
         if math.isfinite(ttft_s):
-            self._prompt_s += max(0.0, ttft_s - queue_s)
+            self.sums.prompt_s += max(0.0, ttft_s - queue_s)
 
     def inter_token(self, seconds: float, tokens: int = 1) -> None:
         """Record an inter-token latency: of several streams, or of several `tokens` of one computation."""
@@ -244,7 +343,7 @@ class Metrics:
         if lane != "interactive":
             return
         self.observe("interactive_shown_ms", seconds)
-        if (solo_s := self.promise.last.solo_s) > 0:
+        if (solo_s := self.promise.solo_s) > 0:
             self._shown_ratios.record(seconds / solo_s)
 
     def loop_lagged(self, seconds: float) -> None:
@@ -262,52 +361,48 @@ class Metrics:
 
     def outlook(self) -> Outlook:
         """Return the figures that headroom is computed from."""
-        busy_s, rate = self._decode_s + self._host_s, self.promise.prompt_tokens_per_s
-        if rate is None and busy_s > 0 and self._prefilled:
-            rate = self._prefilled / busy_s  # no cost model: ticks without prompts count, too
+        sums, cost, moved = self.sums, self.promise.cost, self.promise.moved_bytes
+        if cost is not None:
+            rate = prompt_rate(cost.table(), cost.scale)
+        else:  # ticks without prompts count, too
+            rate = ratio(sums.prompt_tokens, sums.busy_s) or None
         return Outlook(
             shown_ratio_p95=self._shown_ratio_p95,
             latency_cap=self._latency_cap,
-            moved_ratio=self.promise.moved_ratio,
+            moved_ratio=ratio(moved, self.promise.budget_bytes),
             prompt_tokens_per_s=rate,
         )
 
     def totals(self) -> Totals:
-        """Return the sums until now."""
-        return Totals(
+        """Return a copy of the sums until now."""
+        return evolve(
+            self.sums,
             at=self._clock(),
-            tokens=self._decoded + self._prefilled,
-            sampled=self._sampled,
-            rows=self._rows,
-            drafts=sum(self._counts["draft_tokens_total"].values()),
-            drafts_right=sum(self._counts["draft_accepted_tokens_total"].values()),
-            in_place=self._in_place,
-            busy_s=self._decode_s + self._host_s,
-            lanes=dict(self._lane_tokens),
+            lanes=dict(self.sums.lanes),
             bins={name: histogram.counts() for name, histogram in self.histograms.items()},
             storage_bytes=storage_bytes(),
-            promise=self.promise.totals(),
         )
 
     def llama_values(self) -> dict[str, float]:
         """Return what llama-server counts, too, and no metric of the catalogue has."""
         return {
-            "prompt_seconds_total": self._prompt_s,
-            "batch_sequences_total": self._sequences,
+            "prompt_seconds_total": self.sums.prompt_s,
+            "batch_sequences_total": self.sums.sequences,
             "longest_context": self._longest,
-            "drafts_total": self._drafted,
+            "drafts_total": self.sums.drafted,
         }
 
     def values(self) -> dict[str, object]:
         """Return every metric of the catalogue by name."""
         running, waiting, parked, used = self._load
         p50, p95, p99 = self._recent_itl.quantiles((0.50, 0.95, 0.99))
-        batches, computed = self._batches, self._decoded + self._prefilled
+        sums, last, cost = self.sums, self.promise, self.promise.cost
+        limited = math.isfinite(last.limit_s)
         found: dict[str, object] = {
             **self.histograms,
             **{name: dict(counts) for name, counts in self._counts.items()},
             **self.prefix.values(),
-            **self.promise.values(),
+            **sums.values(),
             "model": self._model,
             "info": dict(self._info),
             "rss_gb": resident_bytes() / 1e9,
@@ -320,20 +415,20 @@ class Metrics:
             "preemptions_total": self._preempted,
             "kv_cells_used": used,
             "kv_cells_total": self._cells,
-            "busy_seconds_total": {"decode": self._decode_s, "host": self._host_s},
-            "tokens_total": computed,
-            "prompt_tokens_total": self._prefilled,
-            "tokens_generated_total": self._sampled,
+            "busy_seconds_total": {"decode": sums.decode_s, "host": sums.host_s},
+            "tokens_total": sums.computed,
+            "prompt_tokens_total": sums.prompt_tokens,
+            "tokens_generated_total": sums.sampled,
             "encoded_tokens_total": self.encoding.tokens,
-            "batch_calls_total": batches,
-            "avg_batch": ratio(computed, batches),
+            "batch_calls_total": sums.batches,
+            "avg_batch": ratio(sums.computed, sums.batches),
             "last_batch_size": self._last_decode + self._last_prefill,
             "tokens_per_tick_decode": self._last_decode,
             "tokens_per_tick_prefill": self._last_prefill,
             "served_decoders": self._last_decode,
             "decode_ms_last": self._decode_last,
             "decode_ms_ewma": self._decode_ewma,
-            "decode_ms_avg": ratio(self._decode_s * 1e3, batches),
+            "decode_ms_avg": ratio(sums.decode_s * 1e3, sums.batches),
             "sampling_ms_last": self._sampling_last,
             "time_logits_to_first_chunk": self._first_chunk,
             "p50_ms": p50,
@@ -341,20 +436,18 @@ class Metrics:
             "p99_ms": p99,
             "latency_cap": self._latency_cap,
             "shown_ratio_p95": self._shown_ratio_p95,
-            "copy_free_ratio": ratio(self._in_place, self._rows),
             "structured_output_total": {**self.shape_events, "late mask": self._late_masks},
+            "step_ms": last.step_s * 1e3 if limited and last.step_s else None,
+            "prefill_guard_active": int(last.skipped > 0),
+            "guard_infeasible_total": sums.infeasible,
+            "cost_error": None if cost is None else cost.error,
+            "cost_others_share": None if cost is None else cost.others,
+            "cost_scale": None if cost is None else cost.scale,
+            "sum_bmt_mb_last": last.moved_bytes / 1e6,
+            "sum_bmt_budget_mb_last": last.budget_bytes / 1e6 if last.bmt_budget else None,
             **self.measured,
         }
         return {metric.name: found[metric.name] for metric in METRICS}
-
-    @property
-    def _sampled(self) -> int:
-        """Tokens sampled: a row behind a wrong guess gives none."""
-        counts = self._counts
-        drafts, right = (
-            sum(counts[f"draft_{name}_total"].values()) for name in ("tokens", "accepted_tokens")
-        )
-        return self._rows - (drafts - right)
 
     @property
     def _shown_ratio_p95(self) -> float | None:

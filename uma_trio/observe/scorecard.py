@@ -15,7 +15,7 @@ import trio
 
 from uma_trio.observe import log
 from uma_trio.observe.catalogue import AT_THE_END, COLUMNS
-from uma_trio.observe.contract import ratio
+from uma_trio.observe.figures import ratio
 from uma_trio.observe.histogram import Histogram
 from uma_trio.observe.memory import SharedMemory, resident_bytes
 from uma_trio.observe.metrics import Metrics, Totals
@@ -66,42 +66,31 @@ class Scorecard:
         return self._card(since, self._reported, pss_bytes)
 
     def _card(self, since: Totals, now: Totals, pss_bytes: int | None) -> Card:
-        metrics, seconds = self._metrics, now.at - since.at
-        bins = {
-            name: [late - early for late, early in zip(after, since.bins[name], strict=True)]
-            for name, after in now.bins.items()
-        }
-        shown, gaps = metrics.histograms["interactive_shown_ms"], bins["interactive_shown_ms"]
-        within = now.promise.since(since.promise)
-        lanes = {
-            f"{lane}_tokens_per_s": ratio(
-                now.lanes.get(lane, 0) - since.lanes.get(lane, 0), seconds
-            )
-            if now.lanes
-            else None
-            for lane in LANES
-        }
-        if now.storage_bytes is not None and since.storage_bytes is not None:
-            read_mb = (now.storage_bytes - since.storage_bytes) / 1e6
-            churn = ratio(read_mb, now.tokens - since.tokens)
+        metrics, within = self._metrics, now.since(since)
+        seconds, shown = within.at, metrics.histograms["interactive_shown_ms"]
+        gaps = within.bins["interactive_shown_ms"]
+        if within.storage_bytes is not None:
+            churn = ratio(within.storage_bytes / 1e6, within.computed)
             metrics.measured["residency_churn_mb_per_token"] = churn
         values = metrics.values()
         found = {
-            **{name: _at_the_end(values[name], bins.get(name)) for name in AT_THE_END},
+            **{name: _at_the_end(values[name], within.bins.get(name)) for name in AT_THE_END},
+            **within.values(),
             "time": datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds"),
             "interval_s": seconds,
-            "busy_ratio": ratio(now.busy_s - since.busy_s, seconds),
-            "tokens_per_s": ratio(now.tokens - since.tokens, seconds),
-            **lanes,
-            "tokens_generated_per_s": ratio(now.sampled - since.sampled, seconds),
+            "busy_ratio": ratio(within.busy_s, seconds),
+            "tokens_per_s": ratio(within.computed, seconds),
+            **{
+                f"{lane}_tokens_per_s": ratio(within.lanes.get(lane, 0), seconds)
+                if now.lanes
+                else None
+                for lane in LANES
+            },
+            "tokens_generated_per_s": ratio(within.sampled, seconds),
             "interactive_gaps": sum(gaps),
             "interactive_p95_ms": shown.quantile(0.95, gaps),
             "interactive_p99_ms": shown.quantile(0.99, gaps),
-            "copy_free_ratio": ratio(now.in_place - since.in_place, now.rows - since.rows),
-            "draft_accepted_ratio": ratio(
-                now.drafts_right - since.drafts_right, now.drafts - since.drafts
-            ),
-            **within.values(),
+            "draft_accepted_ratio": ratio(within.drafts_right, within.drafts),
             "sum_bmt_mb_per_tick": ratio(within.moved_bytes / 1e6, within.ticks),
             "rss_gb": resident_bytes() / 1e9,
             "pss_gb": None if pss_bytes is None else pss_bytes / 1e9,

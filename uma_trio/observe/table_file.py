@@ -45,7 +45,7 @@ class TableFile:
             rounded = [float(_cell(v)) if isinstance(v, float) else v for v in values]
             self._write(json.dumps(dict(zip(self._columns, rounded, strict=True))))
         else:
-            self._write(",".join(_cell(value) for value in values))
+            self._write(",".join(_quoted(_cell(value)) for value in values))
 
     def close(self) -> None:
         """Close the file; once."""
@@ -79,6 +79,13 @@ def _keys(line: bytes) -> tuple[str, ...] | None:
     except ValueError:
         return None
     return tuple(found) if isinstance(found, dict) else None
+
+
+def _quoted(text: str) -> str:
+    """Return a cell of CSV: a name may contain anything."""
+    if not any(c in text for c in ',"\r\n'):
+        return text
+    return '"' + text.replace('"', '""').replace("\n", " ").replace("\r", " ") + '"'
 
 
 def _cell(value: object) -> str:

@@ -17,7 +17,6 @@ from uma_trio.engine.messages import Explain, Prefix
 from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.records import PrefixReport, Recorded, Snapshot
 from uma_trio.service.ask import Ask, Chat, Door, Origin, Refusal, whose_texts
-from uma_trio.service.asking import Answered
 from uma_trio.service.checks import (
     Bounds,
     check_fits,
@@ -31,7 +30,7 @@ from uma_trio.service.compiling import RunFor, unqueued
 from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import RunBlocking, UserProgram, program_of
 from uma_trio.service.pulse import Pulse
-from uma_trio.service.snapshots import Snapshots
+from uma_trio.service.snapshots import Answered, Snapshots
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.derivation import Derivation as Derivation
 from uma_trio.text.frontend import FrontEnd, Preparation, Prepared

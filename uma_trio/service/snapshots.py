@@ -1,4 +1,4 @@
-"""Snapshots of an engine: one question for all who wait, ten times a second at most."""
+"""Questions to an engine: waiting for an answer, and snapshots, of which at most ten a second are made."""
 
 from __future__ import annotations
 
@@ -8,13 +8,36 @@ from typing import Final
 
 import trio
 
-from uma_trio.engine.inbox import Inbox
+from uma_trio.engine.inbox import EngineStopped, Inbox
 from uma_trio.engine.messages import Inspect
 from uma_trio.observe.records import Snapshot
-from uma_trio.service.asking import Answered
 
 INTERVAL_S: Final = 0.1
 """Time between two snapshots."""
+
+
+class Answered:
+    """An answer of the engine that tasks wait for."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+        self._is_there = False
+
+    def set(self) -> None:
+        """Wake the tasks: the answer has arrived."""
+        self._is_there = True
+        self._event.set()
+
+    async def wait(self, inbox: Inbox) -> None:
+        """Wait until it has arrived.
+
+        Raises:
+            EngineStopped: the inbox was closed first, so that no answer will arrive.
+        """
+        with inbox.when_closed(self._event.set):
+            await self._event.wait()
+        if not self._is_there:
+            raise EngineStopped
 
 
 class Snapshots:
