@@ -30,16 +30,18 @@ from uma_trio.api.openai.chat import ChatCompletions
 from uma_trio.api.openai.completions import Completions
 from uma_trio.api.responses import messages as responses_input
 from uma_trio.api.responses.endpoint import Responses
+from uma_trio.config.options import Config
 from uma_trio.engine.inbox import Inbox
 from uma_trio.http.connection import Connection
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
 from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import ServerContext, Settings
+from uma_trio.models.loaded import Bounds, TextModel
+from uma_trio.models.manager import ModelManager
+from uma_trio.models.model import Model
 from uma_trio.observe.metrics import Metrics
-from uma_trio.service.checks import Bounds
 from uma_trio.service.fair import Answer
-from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
@@ -101,19 +103,18 @@ def _service() -> Service:
     """Return a service that reads requests; nobody computes them."""
     backend = FakeBackend()
     limits, vocabulary = backend.limits, backend.model.n_vocab
-    service = Service(telemetry=Metrics(), clock=trio.current_time, run_blocking=_at_once)
-    service.add(
-        ServedModel(
-            model=backend.model,
-            slots=limits.n_slots,
-            bounds=Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=vocabulary),
-            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
-            inbox=Inbox(8),
-            telemetry=Metrics(),
-            run_blocking=_at_once,
-        )
+    model = Model(Config(alias=("fake",)), state="loaded")
+    model.loaded = TextModel(
+        facts=backend.model,
+        slots=limits.n_slots,
+        bounds=Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=vocabulary),
+        front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
+        inbox=Inbox(8),
+        telemetry=Metrics(),
+        run_blocking=_at_once,
     )
-    return service
+    models: Any = ModelManager([model], None, None)  # type: ignore[arg-type]
+    return Service(models, telemetry=Metrics(), clock=trio.current_time, run_blocking=_at_once)
 
 
 _SERVICE = _service()

@@ -31,7 +31,7 @@ from attrs import evolve
 from fuzz.answers import SHARED, Sink
 from models.storyteller.evaluate import prompt
 from models.storyteller.questions import set_questions
-from uma_trio.app.wiring import engine_settings
+from uma_trio.app.build import engine_settings
 from uma_trio.backend.base import FloatArray, Overlap, nothing
 from uma_trio.backend.llama import LlamaBackend
 from uma_trio.config.options import Config

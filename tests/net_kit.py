@@ -16,6 +16,7 @@ import trio
 from attrs import Factory, define, evolve, fields
 from engine_kit import Bench
 from inline_kit import Wakeup, run_encoder_inline, run_inline
+from models_kit import FakeHost, StubMachine
 
 import uma_protocol
 from uma_protocol import (
@@ -32,20 +33,22 @@ from uma_protocol import (
     Role,
     Token,
 )
-from uma_trio.backend.encoder import EncoderModel
+from uma_trio.backend.encoder import EncoderModel as EncoderBackend
+from uma_trio.config.options import Config
 from uma_trio.engine.encoder import EncoderEngine, Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import StreamItem
 from uma_trio.engine.planner import EngineSettings
+from uma_trio.models.loaded import EncoderModel, LoadedModel, TextModel
+from uma_trio.models.manager import Build, ModelManager
+from uma_trio.models.model import Model
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.cost import CostModel
 from uma_trio.policy.pipeline import Policy
 from uma_trio.service.answers import Answers
 from uma_trio.service.checks import Bounds
-from uma_trio.service.embedding import Embedder
 from uma_trio.service.fair import Answer, RunBlocking
-from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.service.stream import Pipe
 from uma_trio.sockets.listener import Listener
@@ -168,6 +171,22 @@ def slowly(seconds: float) -> RunBlocking:
     return run
 
 
+def inline_manager(build: Build) -> ModelManager:
+    """Return a manager whose models are admitted by :func:`serve_inline` and computed by their own tasks."""
+    return ModelManager([], build, StubMachine(), FakeHost(64 << 30))  # type: ignore[arg-type]
+
+
+def serve_inline(models: ModelManager, loaded: LoadedModel, **config: Any) -> Model:
+    """Have a loaded model answer requests; return its entry in the list."""
+    bounds = loaded.bounds
+    model = Model(
+        Config(alias=bounds.configured, **config), loaded.kind, file_names=bounds.from_file
+    )
+    models.models.append(model)  # type: ignore[attr-defined]
+    models.admit(model, loaded)
+    return model
+
+
 class Client:
     """The other end of a connection, as a test wants it: small steps, nothing hidden."""
 
@@ -272,7 +291,7 @@ class House:
         prefix_bytes: int = 0,
         policy: Policy = baseline,
         cost: CostModel | None = None,
-        encoders: Mapping[str, EncoderModel] | None = None,
+        encoders: Mapping[str, EncoderBackend] | None = None,
     ) -> None:
         self.nursery = nursery
         self.wakeup = Wakeup()
@@ -293,47 +312,57 @@ class House:
         limits = backend.limits
         plain = Bounds(model="fake", n_ctx_seq=limits.n_ctx_seq, n_vocab=backend.model.n_vocab)
         self.settings = Settings(**{k: v for k, v in settings.items() if k not in names})
+        self.build: Build | None = None  # for tests that load models
+        self.models = inline_manager(self._build)
         self.service = Service(
+            self.models,
             telemetry=self.recorder,
             clock=trio.current_time,
             run_blocking=run_blocking,
             give_memory_back=self.recorder.gave_memory_back,
             log_request=self.answered.append,
         )
-        self.served = ServedModel(
-            model=backend.model,
+        self.served = TextModel(
+            facts=backend.model,
             slots=limits.n_slots,
             bounds=evolve(plain, **{k: v for k, v in settings.items() if k in names}),
             front_end=FrontEnd(backend.vocabulary, backend.model.chat_template, reply_format),
             inbox=self.bench.inbox,
             telemetry=self.recorder,
             run_blocking=run_blocking,
+            engine=self.bench.engine,
         )
-        self.service.add(self.served)
+        serve_inline(self.models, self.served)
         self.encoders = [self._encoder(each, run_blocking) for each in (encoders or {}).values()]
         self.shared = Shared(settings=self.settings, service=self.service, log=self.log)
         self.server = Server(self.shared)
         self.clients: list[Client] = []
 
-    def _encoder(self, model: EncoderModel, run_blocking: RunBlocking) -> EncoderEngine:
+    async def _build(self, *arguments: Any) -> LoadedModel:
+        if self.build is None:
+            raise AssertionError("nothing is to be loaded")
+        return await self.build(*arguments)
+
+    def _encoder(self, model: EncoderBackend, run_blocking: RunBlocking) -> EncoderEngine:
         """Serve an encoder, and return its engine."""
         wakeup, clock = Wakeup(), trio.current_time
         inbox = Inbox(256, wakeup.set)
         post = lambda call: call()  # noqa: E731 - shorter than its name
         info, n_vocab = model.info, model.vocabulary.n_vocab
-        served = ServedModel(
-            model=evolve(self.backend.model, n_embd=info.width, name=info.name),
-            slots=1,
+        queue = Encodings(model, post, clock, self.bench.metrics.encoding)
+        engine = EncoderEngine(queue, inbox, post, clock)
+        served = EncoderModel(
+            facts=evolve(self.backend.model, n_embd=info.width, name=info.name),
             bounds=Bounds(model=info.name, n_ctx_seq=info.n_ctx, n_vocab=n_vocab),
             front_end=FrontEnd(model.vocabulary, None),
             inbox=inbox,
             telemetry=self.recorder,
             run_blocking=run_blocking,
-            embedder=Embedder(info, model.vocabulary, inbox, run_blocking, info.name),
+            info=info,
+            vocabulary=model.vocabulary,
+            engine=engine,
         )
-        self.service.add(served)
-        queue = Encodings(model, post, clock, self.bench.metrics.encoding)
-        engine = EncoderEngine(queue, inbox, post, clock)
+        serve_inline(self.models, served)
         self.nursery.start_soon(run_encoder_inline, engine, wakeup)
         return engine
 
@@ -385,7 +414,7 @@ async def house(
     prefix_bytes: int = 0,
     policy: Policy = baseline,
     cost: CostModel | None = None,
-    encoders: Mapping[str, EncoderModel] | None = None,
+    encoders: Mapping[str, EncoderBackend] | None = None,
     **settings: Any,
 ) -> AsyncIterator[House]:
     """Run a daemon in virtual time; at the end the clients leave, and it must be idle.

@@ -26,8 +26,8 @@ LADDER = (
     {"uma_trio.observe"},
     {"uma_trio.machine"},
     {"uma_trio.engine"},
-    {"uma_trio.service"},
     {"uma_trio.models"},
+    {"uma_trio.service"},
     {"uma_trio.http", "uma_trio.uds"},
     {"uma_trio.api"},
     {"uma_trio.app"},
@@ -37,9 +37,7 @@ LADDER = (
 RANK = {package: rank for rank, packages in enumerate(LADDER) for package in packages}
 
 # Imports that still point upwards. This list only ever gets shorter.
-UPWARDS = {
-    ("uma_trio.models", "uma_trio.app"),
-}
+UPWARDS: set[tuple[str, str]] = set()
 
 # Distributions that a package may import beside the standard library.
 THIRD_PARTY = {
@@ -55,7 +53,7 @@ THIRD_PARTY = {
     "uma_trio.http": {"attrs", "backports", "compression", "h11", "msgspec", "numpy", "trio"},
     "uma_trio.library": {"attrs", "huggingface_hub", "tqdm"},
     "uma_trio.machine": {"attrs", "trio"},
-    "uma_trio.models": {"attrs", "trio"},
+    "uma_trio.models": {"attrs", "numpy", "trio"},
     "uma_trio.observe": {"attrs", "msgspec", "prometheus_client", "structlog", "trio"},
     "uma_trio.policy": {"attrs", "cattrs", "msgspec", "numpy"},
     "uma_trio.service": {"attrs", "msgspec", "numpy", "trio"},

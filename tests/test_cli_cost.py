@@ -125,7 +125,7 @@ def test_each_number_of_slots_has_its_own_figures(
 ) -> None:
     """`--parallel` here is the daemon's: what is told is what that daemon would use."""
     load = Loader()
-    monkeypatch.setattr("uma_trio.app.wiring.load_backend", load)
+    monkeypatch.setattr("uma_trio.app.build.load_backend", load)
     files = []
     for parallel in ("2", "3", "2"):
         assert doctor(cost=True, json=True, parallel=parallel) == 0

@@ -183,7 +183,7 @@ def test_who_waits_for_a_model_is_told_how_far_it_is(
     """By a call in the task that iterates; then the answer comes as ever."""
     daemon, aside = house
     loaded, ready = trio.Event(), daemon.service.ready
-    entry = SimpleNamespace(names=("code",), wait="model code is loading, 40%", progress=0.4)
+    entry = SimpleNamespace(names=("code",), wait_reason="model code is loading, 40%", progress=0.4)
 
     async def slowly(name: Any, waits: Any = None, payer: str = "", **more: Any) -> Any:
         waits(entry)
@@ -204,7 +204,7 @@ def test_who_waits_for_a_model_is_told_how_far_it_is(
             assert await generation.text() == daemon.expected("hello", 5)
 
     kit.run(test)
-    assert told == [("code", entry.wait, 0.4)]
+    assert told == [("code", entry.wait_reason, 0.4)]
 
 
 # --- vectors and scores ---
@@ -251,7 +251,7 @@ def test_who_waits_for_an_encoder_is_told_how_far_it_is(
         "embed": FakeEncoder(),
         "rank": FakeEncoder(info_of("rank")),
     }
-    entry = SimpleNamespace(names=("e5",), wait="model e5 is loading, 40%", progress=0.4)
+    entry = SimpleNamespace(names=("e5",), wait_reason="model e5 is loading, 40%", progress=0.4)
     told: list[Any] = []
     with in_thread(lambda: served(path, _backend(), encoders=models)) as (daemon, aside):
         ready, loaded = daemon.service.ready, trio.Event()

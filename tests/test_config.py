@@ -8,11 +8,12 @@ import attrs
 import pytest
 from attrs.exceptions import FrozenInstanceError
 
-from uma_trio.app.wiring import chosen_policy, engine_settings
+from uma_trio.app.build import engine_settings
 from uma_trio.backend.kv_types import KV_TYPES
 from uma_trio.config.option import ConfigError, show
 from uma_trio.config.options import ESSENTIAL, OPTIONS, Config, grouped, replace
 from uma_trio.config.settings import RESERVED, SECTIONS, known_env, load, restated
+from uma_trio.models.files import chosen_policy
 from uma_trio.policy.state import Contract
 from uma_trio_sim.fake import FakeBackend
 

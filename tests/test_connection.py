@@ -36,7 +36,7 @@ from uma_protocol import (
     Token,
 )
 from uma_trio.engine.messages import Credit, Inspect
-from uma_trio.service.snapshots import INTERVAL_S
+from uma_trio.models.loaded import SNAPSHOT_INTERVAL_S as INTERVAL_S
 from uma_trio.sockets.principal import Principal
 from uma_trio_sim.fake import EOS, FakeBackend, InjectedFault, linear_cost
 

@@ -17,8 +17,8 @@ from policy_kit import decoder
 
 from uma_protocol import Generate
 from uma_trio.api.openai.completions import Completions
-from uma_trio.app import wiring
-from uma_trio.app.wiring import allowed_speculation
+from uma_trio.app import build
+from uma_trio.app.build import allowed_speculation
 from uma_trio.backend.base import IntArray, Traits
 from uma_trio.config.options import Config
 from uma_trio.engine.chunk import EARLIER_ANSWERS, OWN_TEXT, DraftOrigin
@@ -665,8 +665,8 @@ def test_whoever_asks_for_drafts_where_graphs_are_captured_reads_that_there_are_
 ) -> None:
     """The daemon starts, and names the option and the reason."""
     measured = Measured(evolve(FLAT, recapture_s=0.004), recalled=True, file=Path())
-    monkeypatch.setattr(wiring, "measured_cost", lambda *_, **__: measured)
+    monkeypatch.setattr(build, "measured_cost", lambda *_, **__: measured)
     with structlog.testing.capture_logs() as said:
-        found = wiring.engine_settings(Config(speculation="auto"), Capturing())
+        found = build.engine_settings(Config(speculation="auto"), Capturing())
     assert not found.drafts
     assert "--speculation auto drafts nothing here: graphs are captured" in said[0]["event"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from uma_trio.app import wiring_http
-from uma_trio.app.wiring_http import http_port, http_settings
+from uma_trio.app import http as app_http
+from uma_trio.app.http import http_port, http_settings
 from uma_trio.cli.doctor import check_http
 from uma_trio.cli.launch import environment, is_welcome, unreachable
 from uma_trio.cli.serve import _base_url
@@ -256,7 +256,7 @@ def test_a_machine_without_ipv6_is_served_without_a_word(monkeypatch: pytest.Mon
             raise PortUnusable("Cannot assign requested address", is_missing=True)
         return bound(address, flag)
 
-    monkeypatch.setattr(wiring_http, "bound", no_ipv6)
+    monkeypatch.setattr(app_http, "bound", no_ipv6)
     with http_port(load({"http": str(free_port())}, env={})) as port:
         assert port is not None
         assert hosts_of(port) == ["127.0.0.1"]

@@ -19,7 +19,6 @@ from gguf import GGUFWriter
 from hub_mirror import COMMIT, Mirror, mirror
 from huggingface_hub import constants, file_download
 
-from uma_trio.app.wiring import model_path
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.cli.models import files_to_remove, list_models, remove, rows_of, show
@@ -39,6 +38,7 @@ from uma_trio.library.names import (
 )
 from uma_trio.library.stores import Found, NoSuchModel, model_file, models_here
 from uma_trio.models import bundled_model
+from uma_trio.models.files import model_path
 
 REPO = "owner/tiny-GGUF"
 NAME = "tiny-Q4_K_M.gguf"

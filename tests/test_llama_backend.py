@@ -20,7 +20,7 @@ from engine_kit import Bench
 from memory_kit import resident_kib
 
 from models.synthetic import PRESETS, write_model
-from uma_trio.app.wiring import load_backend
+from uma_trio.app.build import load_backend
 from uma_trio.backend import _llama_lib
 from uma_trio.backend._llama_info import described
 from uma_trio.backend._llama_lib import LogLevel, parse_features

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +17,14 @@ from damage_kit import with_float
 
 from models.encoders import EncoderShape, write_encoder
 from models.synthetic import PRESETS, write_model
-from uma_trio.app import wiring_encoders
-from uma_trio.app.wiring import gives_of
-from uma_trio.app.wiring_encoders import load_encoder
+from uma_trio.app import build
 from uma_trio.backend import _llama_lib as lib
 from uma_trio.backend.base import FloatArray, IntArray, ModelError
 from uma_trio.backend.llama_encoder import LlamaEncoder
 from uma_trio.backend.llama_probe import probe, try_computing
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
+from uma_trio.models.files import kind_of
 
 pytestmark = pytest.mark.real
 
@@ -314,18 +312,18 @@ def test_a_sound_encoder_computes(folder: Path) -> None:
 def test_the_file_says_what_a_model_gives(folder: Path, shape: EncoderShape, gives: str) -> None:
     """Whichever option it is named by; one that is named as another kind is refused with the flag for it."""
     path = write_encoder(folder / "model.gguf", shape)
-    assert gives_of(Config(model=path)) == gives
+    assert kind_of(Config(model=path)) == gives
     other = "rerank_model" if gives == "vectors" else "embedding_model"
     (_, asked) = Config(**{other: path}).each()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="use --"):
-        gives_of(asked)
+        kind_of(asked)
 
 
-async def test_an_encoder_that_does_not_fit_is_refused_with_the_sum(
+def test_an_encoder_that_does_not_fit_is_refused_with_the_sum(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a byte of it is loaded."""
-    monkeypatch.setattr(wiring_encoders, "available_memory", lambda: 1000)
+    monkeypatch.setattr(build, "available_memory", lambda: 1000)
     config = Config(model=write_encoder(folder / "embeds.gguf"), threads=1)
-    with ExitStack() as held, pytest.raises(ModelError, match="MiB are free"):
-        await load_encoder(config, held, None)
+    with pytest.raises(ModelError, match="MiB are free"):
+        build.refuse_encoder_without_room(config)

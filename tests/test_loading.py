@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define, evolve
+from attrs import define, evolve, field
 from engine_kit import Bench
 from http_kit import HttpHouse, http_house
 from inline_kit import Wakeup, run_inline
@@ -44,15 +44,12 @@ from uma_protocol import (
 from uma_trio.api.bodies import Duration, seconds_of
 from uma_trio.api.loading import EVENTS, model_for
 from uma_trio.backend.base import ModelError
-from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.config.options import Config
 from uma_trio.engine.inbox import QueueFull
-from uma_trio.models import keeper, room, trial
-from uma_trio.models.entry import Entry
-from uma_trio.models.keeper import Keeper
+from uma_trio.models.loaded import Bounds, LoadedModel, TextModel
+from uma_trio.models.manager import ModelManager
+from uma_trio.models.model import Model
 from uma_trio.service.ask import Door, Origin
-from uma_trio.service.checks import Bounds
-from uma_trio.service.served import ServedModel
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.frontend import FrontEnd
 from uma_trio_sim.fake import FakeBackend, linear_cost
@@ -66,96 +63,70 @@ class LoadingHouse:
     """A daemon with the model `fake`, and `code`, which takes 4.5 seconds to load; `error` is how that ends then."""
 
     house: HttpHouse
-    keeper: Keeper
-    bench: Bench
+    manager: ModelManager
+    nursery: trio.Nursery
+    backend: FakeBackend
+    bench: Bench = field(init=False)
+    wakeup: Wakeup = field(factory=Wakeup)
     error: Exception | None = None
     parts: int = 0
 
     @property
-    def code(self) -> Entry:
-        """The entry of the model that is not loaded at first."""
-        return self.keeper.entries[1]
+    def code(self) -> Model:
+        """The model that is not loaded at first."""
+        return self.manager.models[1]
+
+    async def build(self, model: Model, held: ExitStack, _neighbour: object) -> TextModel:
+        """Load a model in steps, and run its engine."""
+        backend, wakeup, inner = self.backend, self.wakeup, self.house.inner
+        for part in range(STEPS):
+            self.parts = part
+            model.report_progress("is loading", part / STEPS)
+            await trio.sleep(STEP_S)
+        if self.error is not None:
+            raise self.error
+        bench = self.bench = Bench(backend, clock=trio.current_time, wake=wakeup.set)
+
+        cost = lambda: backend.last_cost_s  # noqa: E731 - shorter than its name
+        self.nursery.start_soon(run_inline, bench.engine, bench.inbox, wakeup, cost)
+        return TextModel(
+            facts=backend.model,
+            slots=4,
+            bounds=Bounds(model=model.names[0], n_ctx_seq=512, n_vocab=backend.model.n_vocab),
+            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
+            inbox=bench.inbox,
+            telemetry=inner.recorder,
+            run_blocking=at_once,
+            defaults=model.config.defaults,
+            engine=bench.engine,
+            history=lambda: bench.engine._recorder.explain(trio.current_time(), None, 64),
+        )
 
 
 @asynccontextmanager
 async def loading_house(
-    monkeypatch: pytest.MonkeyPatch, http: Mapping[str, Any] | None = None, **changes: Any
+    http: Mapping[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[LoadingHouse]:
     """Run it in virtual time; `changes` are of the configuration of `code`, `http` are settings of that side."""
     async with http_house(**(http or {})) as house, trio.open_nursery() as nursery:
-        inner = house.inner
-        backend, wakeup = FakeBackend(key=2, n_ctx=512, cost=linear_cost(TICK_S, 0.0)), Wakeup()
-        made: LoadingHouse
-
-        def deploy(entry: Entry, loaded: Any) -> Any:
-            bench = made.bench = Bench(backend, clock=trio.current_time, wake=wakeup.set)
-            served = ServedModel(
-                model=backend.model,
-                slots=4,
-                bounds=Bounds(model=entry.names[0], n_ctx_seq=512, n_vocab=backend.model.n_vocab),
-                front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
-                inbox=bench.inbox,
-                telemetry=inner.recorder,
-                run_blocking=at_once,
-                defaults=loaded.config.defaults,
-                history=lambda: bench.engine._recorder.explain(trio.current_time(), None, 64),
-            )
-            inner.service.add(served)
-            nursery.start_soon(
-                run_inline, bench.engine, bench.inbox, wakeup, lambda: backend.last_cost_s
-            )
-            return SimpleNamespace(
-                served=served, bench=bench, as_neighbour=lambda: None, prefixes=lambda: None
-            )
-
-        async def let_go(deployment: Any) -> None:
-            deployment.bench.inbox.close()
-            wakeup.set()
-            await trio.lowlevel.checkpoint()
-
-        async def load(
-            config: Config, held: ExitStack, on_loading: Any, *_rest: Any, **_more: Any
-        ) -> Any:
-            for part in range(STEPS):
-                made.parts = part
-                on_loading(part / STEPS)
-                await trio.sleep(STEP_S)
-            if made.error is not None:
-                raise made.error
-            return SimpleNamespace(config=config)
-
-        first = Entry(Config(alias=("fake",), model_pin=True), state="loaded", held=ExitStack())
-        first.deployment = SimpleNamespace(  # type: ignore[assignment]
-            served=inner.service.default, as_neighbour=lambda: None, prefixes=lambda: None
-        )
+        manager = house.inner.models
+        backend = FakeBackend(key=2, n_ctx=512, cost=linear_cost(TICK_S, 0.0))
+        made = LoadingHouse(house, manager, nursery, backend)
+        manager.models[0].config = evolve(manager.models[0].config, model_pin=True)
         config = Config(alias=("code",), load="on-demand")
-        kept = Keeper([first, Entry(evolve(config, **changes))], inner.service, deploy, let_go)
-        made = LoadingHouse(house, kept, None)  # type: ignore[arg-type]
-        inner.service.shelf = kept
-        needs = Needs(4096, own=1, mapped=0, kv=0, compute=0)
-        known = Estimate(needs, (needs,))
-        monkeypatch.setattr(trial, "estimate", lambda _config: known)
-        monkeypatch.setattr(trial, "try_computing", lambda _config: None)
-        monkeypatch.setattr(room, "available_memory", lambda: None)
-        monkeypatch.setattr(keeper, "load", load)
-        monkeypatch.setattr(trio.to_thread, "run_sync", run_at_once)
-        await nursery.start(kept.run)
+        manager.models.append(Model(evolve(config, **changes)))  # type: ignore[attr-defined]
+        house.inner.build = made.build
+        await nursery.start(manager.run)
         yield made
-        await inner.until_idle()
+        await house.inner.until_idle()
         nursery.cancel_scope.cancel()
 
 
-async def run_at_once(function: Any, *arguments: Any, **_options: Any) -> Any:
-    """Call a function without a thread, which the clock cannot see."""
-    await trio.lowlevel.checkpoint()
-    return function(*arguments)
-
-
 async def test_a_stream_is_told_how_far_the_loading_is(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """In comments, with a header; then the answer comes as ever."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         answer = await daemon.house.ask(
             "POST", "/v1/completions", {**ASKED, "model": "code", "stream": True}
         )
@@ -172,10 +143,10 @@ async def test_a_stream_is_told_how_far_the_loading_is(
 
 
 async def test_who_asks_for_progress_gets_events(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Ollama's clients always do: they have no comments."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         body = {**ASKED, "model": "code", "stream": True, "return_progress": True}
         answer = await daemon.house.ask("POST", "/v1/completions", body)
         told = [event["load_progress"] for event in answer.events[:-1] if "load_progress" in event]
@@ -188,13 +159,13 @@ async def test_who_asks_for_progress_gets_events(
 
 
 async def test_a_whole_answer_waits_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """So does a stream that asked for a late head: both have a status of their own."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         daemon.error = ModelError("the file is damaged.")
         for more, head in (({}, {}), ({"stream": True}, {"X_UMA_Head": "first-token"})):
-            daemon.code.become("unloaded")
+            daemon.code.set_state("unloaded")
             body = {**ASKED, "model": "code", **more}
             answer = await daemon.house.ask("POST", "/v1/completions", body, **head)
             assert answer.status == 503
@@ -212,14 +183,13 @@ async def test_a_whole_answer_waits_without_a_word(
     ],
 )
 async def test_a_stream_that_was_opened_is_told_the_failure(
-    monkeypatch: pytest.MonkeyPatch,
     autojump_clock: MockClock,
     path: str,
     body: dict[str, Any],
     said: bytes,
 ) -> None:
     """As each API tells errors in its streams; the connection goes on."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         daemon.error = ModelError("the file is damaged.")
         client = daemon.house.connect()
         messages = {"messages": [{"role": "user", "content": "x"}]} if "messages" in path else {}
@@ -231,10 +201,10 @@ async def test_a_stream_that_was_opened_is_told_the_failure(
 
 
 async def test_a_client_that_leaves_ends_the_loading(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Where nobody else waits for it: what was read so far is freed."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         clients = [daemon.house.connect() for _ in range(2)]
         for client in clients:
             await client.send("POST", "/v1/completions", {**ASKED, "model": "code"})
@@ -252,11 +222,11 @@ async def test_a_client_that_leaves_as_its_model_is_loaded_does_not_use_it(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """The model can be unloaded afterwards."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         service, left = daemon.house.inner.service, trio.CancelScope()
         ready = service.ready
 
-        async def ready_too_late(*arguments: Any, **options: Any) -> ServedModel:
+        async def ready_too_late(*arguments: Any, **options: Any) -> LoadedModel:
             served = await ready(*arguments, **options)
             left.cancel()
             return served
@@ -272,14 +242,14 @@ async def test_a_client_that_leaves_as_its_model_is_loaded_does_not_use_it(
                 pass
         assert left.cancelled_caught
         assert daemon.code.state == "loaded"
-        assert await daemon.keeper.unload(daemon.code)
+        assert await daemon.manager.unload(daemon.code)
 
 
 async def test_a_request_that_waits_is_listed_and_explained(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """On both front ends, and can be ended by its handle."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         inner = daemon.house.inner
         over_http, client = daemon.house.connect(), inner.connect()
         await over_http.send("POST", "/v1/completions", {**ASKED, "model": "code"})
@@ -300,10 +270,10 @@ async def test_a_request_that_waits_is_listed_and_explained(
 
 
 async def test_models_are_listed_with_their_states(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """In llama-server's words, with how far a loading is; Ollama's list has them, too."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
 
         async def states() -> list[Any]:
             listed = (await daemon.house.ask("GET", "/v1/models")).json["data"]
@@ -323,10 +293,10 @@ async def test_models_are_listed_with_their_states(
 
 
 async def test_a_hidden_model_answers_and_is_not_listed(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Neither before nor after it is loaded, nor in the message about an unknown name."""
-    async with loading_house(monkeypatch, model_hidden=True) as daemon:
+    async with loading_house(model_hidden=True) as daemon:
         for _ in range(2):
             listed = (await daemon.house.ask("GET", "/v1/models")).json["data"]
             assert [one["id"] for one in listed] == ["fake"]
@@ -337,10 +307,10 @@ async def test_a_hidden_model_answers_and_is_not_listed(
 
 
 async def test_a_model_has_defaults_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """On both front ends; what a request says comes before them."""
-    async with loading_house(monkeypatch, defaults={"temperature": 0.25, "top_k": 7}) as daemon:
+    async with loading_house(defaults={"temperature": 0.25, "top_k": 7}) as daemon:
         found: list[tuple[float, int]] = []
         service = daemon.house.inner.service
 
@@ -367,27 +337,27 @@ async def test_a_model_has_defaults_of_its_own(
 
 
 async def test_keep_alive_is_for_operators(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Others are told that it changes nothing."""
-    async with loading_house(monkeypatch, model_ttl_s=60.0) as daemon:
+    async with loading_house(model_ttl_s=60.0) as daemon:
         ask = {"prompt": "x", "model": "code", "stream": False, "keep_alive": "5m"}
         answer = await daemon.house.ask("POST", "/api/generate", ask)
         assert "x-uma-ignored" not in answer.headers
-        assert daemon.code.lives_s == 300.0
+        assert daemon.code.ttl_s == 300.0
         listed = (await daemon.house.ask("GET", "/api/ps")).json["models"]
         assert [one["expires_at"][:4] == "9999" for one in listed] == [True, False]
         daemon.house.peer = Principal(connection=0, host="127.0.0.1", uid=54321)
         answer = await daemon.house.ask("POST", "/api/generate", {**ask, "keep_alive": -1})
         assert answer.headers["x-uma-ignored"] == "keep_alive"
-        assert daemon.code.lives_s == 300.0
+        assert daemon.code.ttl_s == 300.0
 
 
 async def test_who_asks_nothing_and_keeps_it_for_no_time_unloads(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """As Ollama's `stop` does; without keep_alive the same request loads."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         ask = {"model": "code"}
         answer = await daemon.house.ask("POST", "/api/generate", {**ask, "stream": False})
         assert answer.json["done_reason"] == "load"
@@ -425,10 +395,10 @@ def test_keep_alive_takes_what_ollama_takes(value: Any, seconds: float | None) -
 
 
 async def test_the_socket_tells_how_far_the_loading_is(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Who asked for it, until the model is loaded; others get their answer as before."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         told, plain = daemon.house.inner.connect(), daemon.house.inner.connect()
         await told.ask(model="code", max_tokens=4, progress=True)
         await plain.ask(model="code", max_tokens=4)
@@ -449,10 +419,10 @@ async def test_the_socket_tells_how_far_the_loading_is(
 
 
 async def test_who_is_told_and_cancels_hears_nothing_more(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Behind the end; the connection takes the next request."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         client = daemon.house.inner.connect()
         await client.ask(model="code", progress=True)
         await trio.sleep(1.1)
@@ -470,10 +440,10 @@ async def test_who_is_told_and_cancels_hears_nothing_more(
     [([{"name": "x"}], "code:x"), ([{"id": 1, "scale": 0.5}], "code:y=0.5"), ([], "code")],
 )
 async def test_adapters_are_chosen_by_a_list_on_the_socket(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, asked: Any, model: str
+    autojump_clock: MockClock, asked: Any, model: str
 ) -> None:
     """By name or number; those of the model's name are not used beside a list."""
-    async with loading_house(monkeypatch, lora=("x=x.gguf", "y=y.gguf")) as daemon:
+    async with loading_house(lora=("x=x.gguf", "y=y.gguf")) as daemon:
         client = daemon.house.inner.connect()
         lora = tuple(LoraScale(**each) for each in asked)
         await client.ask(model="code:x", lora=lora, max_tokens=4, progress=True)
@@ -499,27 +469,25 @@ _SAYS = [{"role": "user", "content": "hello"}]
     ],
 )
 async def test_adapters_are_chosen_by_a_list_in_each_api(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, path: str, body: dict[str, Any]
+    autojump_clock: MockClock, path: str, body: dict[str, Any]
 ) -> None:
     """As on the socket: one that is not there is refused with the names that are."""
-    async with loading_house(monkeypatch, lora=("x=x.gguf",)) as daemon:
+    async with loading_house(lora=("x=x.gguf",)) as daemon:
         asked = {**body, "model": "code", "lora": [{"name": "y"}]}
         answer = await daemon.house.ask("POST", path, asked)
         assert (answer.status, "there are x" in answer.body.decode()) == (400, True)
-        monkeypatch.setattr(trial, "try_adapters", lambda *_: None)
-        monkeypatch.setattr(trial, "variant_estimate", trial.estimate)
         daemon.error = ModelError("the end of the test.")
         await daemon.house.ask("POST", path, {**asked, "lora": [{"name": "x"}]})
-        variant = daemon.keeper.find("code:x")
+        variant = daemon.manager.find("code:x")
         assert variant is not None
-        assert "the end of the test" in variant.why
+        assert "the end of the test" in variant.error
 
 
 async def test_an_adapter_that_is_not_there_is_refused_on_the_socket(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """With the names that are; before anything is loaded."""
-    async with loading_house(monkeypatch, lora=("x=x.gguf",)) as daemon:
+    async with loading_house(lora=("x=x.gguf",)) as daemon:
         for lora in (LoraScale("y"), LoraScale(id=3), LoraScale(scale=0.5)):
             client = daemon.house.inner.connect()
             await client.ask(model="code", lora=(lora,))
@@ -530,10 +498,10 @@ async def test_an_adapter_that_is_not_there_is_refused_on_the_socket(
 
 
 async def test_the_socket_loads_and_unloads(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Both are answered when it is done; a model in use stays, and an unknown one is refused with the nearest."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         client, other = daemon.house.inner.connect(), daemon.house.inner.connect()
         await client.send(LoadModel("code"))
         await client.until(Ok)
@@ -552,11 +520,11 @@ async def test_the_socket_loads_and_unloads(
 
 
 async def test_a_request_with_a_wrong_name_on_the_socket_loads_nothing(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Also if there is only one model that writes: there a name has to be right."""
-    async with loading_house(monkeypatch) as daemon:
-        daemon.keeper.entries[0].gives = "embed"
+    async with loading_house() as daemon:
+        daemon.manager.models[0].kind = "vectors"
         client = daemon.house.inner.connect()
         await client.ask(prompt="hello", model="typo")
         assert (await client.until(Error)).code == "E_MODEL_002"
@@ -564,23 +532,21 @@ async def test_a_request_with_a_wrong_name_on_the_socket_loads_nothing(
 
 
 @pytest.mark.parametrize("verb", [LoadModel, UnloadModel])
-async def test_a_wrong_name_loads_and_unloads_nothing(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, verb: Any
-) -> None:
+async def test_a_wrong_name_loads_and_unloads_nothing(autojump_clock: MockClock, verb: Any) -> None:
     """Though a request with that name is answered by the only model that writes."""
-    async with loading_house(monkeypatch) as daemon:
-        daemon.code.gives = "embed"
+    async with loading_house() as daemon:
+        daemon.code.kind = "vectors"
         client = daemon.house.inner.connect()
         await client.send(verb("typo"))
         assert (await client.until(Error)).code == "E_MODEL_002"
-        assert daemon.keeper.entries[0].state == "loaded"
+        assert daemon.manager.models[0].state == "loaded"
 
 
 async def test_who_asked_to_load_and_leaves_ends_it(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """As Ctrl-C in `uma-trio load` does."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         client = daemon.house.inner.connect()
         await client.send(LoadModel("code"))
         await trio.sleep(1.2)
@@ -590,14 +556,14 @@ async def test_who_asked_to_load_and_leaves_ends_it(
 
 
 async def test_requests_of_an_unloaded_model_are_explained(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """Among the latest ones, and by their handle."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         service = daemon.house.inner.service
         asked = {**ASKED, "model": "code"}
         assert (await daemon.house.ask("POST", "/v1/completions", asked)).status == 200
-        assert await daemon.keeper.unload(daemon.code)
+        assert await daemon.manager.unload(daemon.code)
         (one,) = (await service.observer.explain(None, 4)).requests
         assert one.reason == "length"
         alone = await service.observer.explain(one.handle, 4)
@@ -606,15 +572,13 @@ async def test_requests_of_an_unloaded_model_are_explained(
 
 
 async def test_a_daemon_without_a_loaded_model_is_well(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """It lists what waits, is alive for routers, and loads the first model for a request that names none."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         service = daemon.house.inner.service
-        first = daemon.keeper.entries[0]
-        assert first.deployment is not None
-        first.deployment.bench = daemon.house.inner.bench  # type: ignore[attr-defined]
-        assert await daemon.keeper.unload(first)
+        first = daemon.manager.models[0]
+        assert await daemon.manager.unload(first)
         daemon.house.inner.wakeup.set()
         assert (await service.observer.state()).requests == ()
         assert (await daemon.house.ask("GET", "/health")).status == 200
@@ -655,13 +619,12 @@ async def test_a_daemon_without_a_loaded_model_is_well(
     ids=str,
 )
 async def test_a_question_beside_a_request_does_not_end_it(
-    monkeypatch: pytest.MonkeyPatch,
     autojump_clock: MockClock,
     question: Any,
     code: str | None,
 ) -> None:
     """Whether it is answered or refused: fatal is a fault of what runs, or of the connection itself."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         daemon.error = ModelError("the file is damaged.")
         inner = daemon.house.inner
         client = inner.connect()
@@ -682,10 +645,10 @@ async def test_a_question_beside_a_request_does_not_end_it(
 
 @pytest.mark.parametrize("question", [LoadModel("nope"), Prefix(action="pin")], ids=str)
 async def test_a_refused_question_alone_ends_the_connection(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, question: Any
+    autojump_clock: MockClock, question: Any
 ) -> None:
     """A client that waits for the end of an answer would wait for ever."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         client = daemon.house.inner.connect()
         await client.send(question)
         (error,) = await client.rest()
@@ -695,10 +658,10 @@ async def test_a_refused_question_alone_ends_the_connection(
 
 @pytest.mark.parametrize("path", ["/events", "/events?model=fake", "/events?ticks=1&model=code"])
 async def test_watchers_and_lists_outlive_an_unloading(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, path: str
+    autojump_clock: MockClock, path: str
 ) -> None:
     """Of whatever model they are: what ends is one engine among several."""
-    async with loading_house(monkeypatch) as daemon, trio.open_nursery() as nursery:
+    async with loading_house() as daemon, trio.open_nursery() as nursery:
         house, ends = daemon.house, list[object]()
         await house.ask("POST", "/v1/completions", {**ASKED, "model": "code"})
 
@@ -741,10 +704,10 @@ async def test_watchers_and_lists_outlive_an_unloading(
 
 
 async def test_ticks_of_a_model_that_was_loaded_again_are_told(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """They are counted from the first one again."""
-    async with loading_house(monkeypatch) as daemon, trio.open_nursery() as nursery:
+    async with loading_house() as daemon, trio.open_nursery() as nursery:
         house, told = daemon.house, list[int]()
         answer = {**ASKED, "model": "code", "max_tokens": 60}
         await house.ask("POST", "/v1/completions", answer)
@@ -778,9 +741,9 @@ async def test_a_request_that_the_queue_refuses_pays_nothing(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """What its user owes is charged to the next one; of several choices only once."""
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         inner = daemon.house.inner
-        inbox, user = inner.service.default.inbox, f"uid {os.getuid()}"
+        inbox, user = inner.models.default.inbox, f"uid {os.getuid()}"
         sent: list[float] = []
         real = inbox.submit
 
@@ -791,10 +754,10 @@ async def test_a_request_that_the_queue_refuses_pays_nothing(
             sent.extend(one.owes_s for one in messages)
             real(*messages)
 
-        inner.service.charge(user, 7.5)
+        inner.models.charge(user, 7.5)
         monkeypatch.setattr(inbox, "submit", full)
         assert (await daemon.house.ask("POST", "/v1/completions", ASKED)).status == 429
-        assert inner.service.debts == {user: 7.5}
+        assert inner.models.debts == {user: 7.5}
         monkeypatch.setattr(inbox, "submit", taken)
         answer = await daemon.house.ask("POST", "/v1/completions", {**ASKED, "n": 2})
-        assert (answer.status, sent, inner.service.debts) == (200, [7.5, 0.0], {})
+        assert (answer.status, sent, inner.models.debts) == (200, [7.5, 0.0], {})

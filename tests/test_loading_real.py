@@ -20,11 +20,12 @@ from real_kit import asked, served
 from test_probes import children as probes
 
 from models.encoders import write_encoder
+from uma_trio.app.build import Builder
 from uma_trio.backend import llama_probe
 from uma_trio.backend._llama_vocab import ModelHandle
 from uma_trio.backend.gguf_header import read_header
-from uma_trio.models import bundled_model, keeper, room
-from uma_trio.models.entry import Entry
+from uma_trio.models import bundled_model, host
+from uma_trio.models.model import Model
 
 ASK = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
 
@@ -243,14 +244,14 @@ async def test_two_models_on_memory_for_one(
 ) -> None:
     """Four clients ask A B A B: nothing is cut off, at most three loads, and a prompt of before is still cached."""
     loads: list[str] = []
-    real = keeper.load
+    real = Builder.build
 
-    async def counted(config: Any, *rest: Any, **more: Any) -> Any:
-        made = await real(config, *rest, **more)
-        loads.append(config.alias[0])
+    async def counted(builder: Builder, model: Model, *rest: Any) -> Any:
+        made = await real(builder, model, *rest)
+        loads.append(model.names[0])
         return made
 
-    monkeypatch.setattr(keeper, "load", counted)
+    monkeypatch.setattr(Builder, "build", counted)
     models = f"  a: {bundled_model()}\n  b: {{model: {bundled_model()}, load: on-demand}}\n"
     prompt = "Once upon a time there was a fox. " * 12
     async with served(tmp_path, models) as port:
@@ -262,10 +263,10 @@ async def test_two_models_on_memory_for_one(
             import gc
 
             return any(
-                isinstance(each, Entry) and each.deployment is not None for each in gc.get_objects()
+                isinstance(each, Model) and each.loaded is not None for each in gc.get_objects()
             )
 
-        monkeypatch.setattr(room, "available_memory", free)
+        monkeypatch.setattr(host, "available_memory", free)
         answers: list[tuple[int, Any]] = []
 
         async def client(names: str) -> None:

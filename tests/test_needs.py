@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from models.synthetic import PRESETS, write_model
-from uma_trio.app import wiring
+from uma_trio.app import build
 from uma_trio.backend import llama_probe
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.llama import LlamaBackend
@@ -18,6 +18,7 @@ from uma_trio.backend.needs import OURS, PROCESS, Estimate, Needs, Question
 from uma_trio.cli.doctor import check_memory
 from uma_trio.config.models import ModelSpec
 from uma_trio.config.options import Config
+from uma_trio.models import files
 
 MIB = 1 << 20
 
@@ -64,17 +65,17 @@ def test_a_file_is_tried_once_until_it_or_its_settings_change(
     monkeypatch.setattr(llama_probe, "estimate", counted)
     path = write_model(tmp_path / "model.gguf", PRESETS["tiny"])
     config = Config(model=path, n_ctx=1024)
-    first = wiring.estimate(config)
-    assert wiring.estimate(config) == first
+    first = files.estimate(config)
+    assert files.estimate(config) == first
     assert first.trained > 0
     assert tries == [1024]
-    wiring.estimate(evolve(config, n_ctx=512))
+    files.estimate(evolve(config, n_ctx=512))
     path.write_bytes(path.read_bytes())
-    wiring.estimate(config)
+    files.estimate(config)
     assert tries == [1024, 512, 1024]
     for kept in (tmp_path / "cache" / "uma-trio" / "cost").glob("needs-*"):
         kept.write_text('{"needs": {"n_ctx": "x"}}')
-    assert wiring.estimate(config).needs.kv == first.needs.kv
+    assert files.estimate(config).needs.kv == first.needs.kv
     assert len(tries) == 4
 
 
@@ -185,19 +186,19 @@ def test_what_cannot_fit_is_refused_before_it_is_loaded(
     """At start, and beside a daemon that is to be replaced; nothing is tried where there is plenty."""
     path = write_model(tmp_path / "model.gguf", PRESETS["tiny"])
     config = Config(model=path, n_ctx=4096)
-    monkeypatch.setattr(wiring, "available_memory", lambda: MIB)
+    monkeypatch.setattr(files, "available_memory", lambda: MIB)
     with pytest.raises(ModelError, match=r"does not fit: it needs .* MiB are free"):
-        wiring.load_backend(config, None)
+        build.load_backend(config, None)
     with pytest.raises(ModelError, match="--replace needs"):
-        wiring.load_backend(config, None, beside_another=True)
-    monkeypatch.setattr(wiring, "available_memory", lambda: 1 << 40)
-    monkeypatch.setattr(wiring, "estimate", None)
-    wiring.load_backend(config, None).close()
+        build.load_backend(config, None, replaces=True)
+    monkeypatch.setattr(files, "available_memory", lambda: 1 << 40)
+    monkeypatch.setattr(files, "estimate", None)
+    build.load_backend(config, None).close()
 
 
 def test_doctor_tells_the_sum_and_the_context_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is short; otherwise nothing."""
-    monkeypatch.setattr(wiring, "estimate", lambda _config: line())
+    monkeypatch.setattr(files, "estimate", lambda _config: line())
     available = "uma_trio.backend.kv_memory.available_memory"
     monkeypatch.setattr(available, lambda: 900 * MIB)
     assert [*check_memory([Config()])] == []
@@ -213,7 +214,7 @@ def test_doctor_judges_each_model_and_those_that_are_loaded_at_start_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two of 140 MiB fit each by itself; one that is loaded on request is not counted."""
-    monkeypatch.setattr(wiring, "estimate", lambda _config: line())
+    monkeypatch.setattr(files, "estimate", lambda _config: line())
     monkeypatch.setattr("uma_trio.backend.kv_memory.available_memory", lambda: 200 * MIB)
     for load, expected in ((None, ["memory of all"]), ("on-demand", [])):
         specs = (ModelSpec("a"), ModelSpec("b", load=load))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_kit import after, decoder, prompt, state
 
-from uma_trio.app.deployment import describe
+from uma_trio.app.build import describe
 from uma_trio.config.options import Config
 from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.baseline import baseline

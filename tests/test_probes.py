@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 from damage_kit import asserting, called, refused, with_float
 
-from uma_trio.app import wiring
-from uma_trio.app.wiring import estimate, try_computing
 from uma_trio.backend import gguf_header, llama_probe
 from uma_trio.backend.base import ModelError
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.llama_probe import Untried, header, probing
 from uma_trio.cli.doctor import check_computing
 from uma_trio.config.options import Config
-from uma_trio.models import bundled_model
+from uma_trio.models import bundled_model, files
+from uma_trio.models.files import estimate, try_computing
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +249,7 @@ def test_names_from_a_file_steer_no_terminal(tmp_path: Path) -> None:
         str(value).isprintable() for key, value in found.metadata.items() if "token" not in key
     )
     assert str(ModelError("no \x1b[2Jsuch model")) == "no [2Jsuch model"
-    assert wiring.names_in_file(of(found.path)) == (found.name,)
+    assert files.names_in_file(of(found.path)) == (found.name,)
 
 
 def test_a_file_without_a_name_is_called_by_its_path(tmp_path: Path) -> None:

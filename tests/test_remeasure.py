@@ -14,7 +14,7 @@ from engine_kit import compute
 from machine_kit import TRUTH, Clock, Machine
 from test_refine import Door
 
-from uma_trio.app.wiring import engine_settings
+from uma_trio.app.build import engine_settings
 from uma_trio.backend.base import Traits
 from uma_trio.cli.doctor import check_running
 from uma_trio.config.options import Config

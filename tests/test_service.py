@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from uma_trio.app.wiring_sockets import names_taken, told_by
+from uma_trio.app.sockets import names_taken, told_by
 from uma_trio.cli import service as verb
 from uma_trio.cli.service import files_of_service, units_folder
 from uma_trio.cli.stop import stop
@@ -171,7 +171,7 @@ async def test_a_daemon_that_was_told_no_path_is_found_under_both(
 ) -> None:
     """The seeds' client knows /tmp/uma.sock alone."""
     shared = folder / "shared"
-    for module in ("uma_trio.app.wiring_sockets", "uma_trio.sockets.path"):
+    for module in ("uma_trio.app.sockets", "uma_trio.sockets.path"):
         monkeypatch.setattr(f"{module}.SHARED_SOCKET", str(shared))
     config = load({}, {"XDG_RUNTIME_DIR": str(folder)})
     met: list[socket.socket] = []
@@ -196,7 +196,7 @@ def test_a_shared_path_that_is_taken_stops_nobody(
 ) -> None:
     """Two users of one machine each have a daemon; the first of them has /tmp/uma.sock."""
     shared = folder / "shared"
-    monkeypatch.setattr("uma_trio.app.wiring_sockets.SHARED_SOCKET", str(shared))
+    monkeypatch.setattr("uma_trio.app.sockets.SHARED_SOCKET", str(shared))
     config = load({}, {"XDG_RUNTIME_DIR": str(folder)})
     with claim(shared), names_taken(config, NONE) as listen, listen() as listeners:
         assert listeners.path == str(config.socket)
@@ -207,7 +207,7 @@ def test_a_daemon_that_was_told_a_path_serves_there_alone(
 ) -> None:
     """Whoever names a path does not expect another one."""
     shared = folder / "shared"
-    monkeypatch.setattr("uma_trio.app.wiring_sockets.SHARED_SOCKET", str(shared))
+    monkeypatch.setattr("uma_trio.app.sockets.SHARED_SOCKET", str(shared))
     with names_taken(load({"socket": str(folder / "s")}, {}), NONE) as listen, listen():
         assert not shared.exists()
 
@@ -217,7 +217,7 @@ def test_a_daemon_behind_a_supervisors_socket_on_the_default_path_is_found_under
 ) -> None:
     """The seeds' client reaches the service, too; a socket elsewhere was somebody's choice."""
     shared = folder / "shared"
-    monkeypatch.setattr("uma_trio.app.wiring_sockets.SHARED_SOCKET", str(shared))
+    monkeypatch.setattr("uma_trio.app.sockets.SHARED_SOCKET", str(shared))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     (folder / "uma-trio").mkdir()
     for path, is_shared in ((folder / "uma-trio" / "uma.sock", True), (folder / "s", False)):

@@ -19,7 +19,7 @@ from attrs import frozen
 from engine_kit import Bench
 from http_kit import HttpHouse, http_house
 from inline_kit import Wakeup, run_inline
-from net_kit import TICK_S, at_once
+from net_kit import TICK_S, at_once, serve_inline
 from test_http_events import messages, watch
 from trio.testing import MockClock
 
@@ -37,9 +37,8 @@ from uma_trio.app import daemon
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
 from uma_trio.models import bundled_model
+from uma_trio.models.loaded import Bounds, TextModel
 from uma_trio.observe.exposition import prometheus
-from uma_trio.service.checks import Bounds
-from uma_trio.service.served import ServedModel
 from uma_trio.text.frontend import FrontEnd
 from uma_trio_sim.fake import FakeBackend, linear_cost
 
@@ -65,23 +64,23 @@ async def two_models() -> AsyncIterator[Two]:
         backend, wakeup = FakeBackend(key=2, n_ctx=512, cost=linear_cost(TICK_S, 0.0)), Wakeup()
         bench = Bench(backend, clock=trio.current_time, wake=wakeup.set)
         inner = house.inner
-        inner.service.add(
-            ServedModel(
-                model=backend.model,
-                slots=4,
-                bounds=Bounds(
-                    model="code",
-                    n_ctx_seq=512,
-                    n_vocab=backend.model.n_vocab,
-                    aliases=("small", "code.file"),
-                    from_file=("code.file",),
-                ),
-                front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
-                inbox=bench.inbox,
-                telemetry=inner.recorder,
-                run_blocking=at_once,
-            )
+        code = TextModel(
+            facts=backend.model,
+            slots=4,
+            bounds=Bounds(
+                model="code",
+                n_ctx_seq=512,
+                n_vocab=backend.model.n_vocab,
+                aliases=("small", "code.file"),
+                from_file=("code.file",),
+            ),
+            front_end=FrontEnd(backend.vocabulary, backend.model.chat_template),
+            inbox=bench.inbox,
+            telemetry=inner.recorder,
+            run_blocking=at_once,
+            engine=bench.engine,
         )
+        serve_inline(inner.models, code, model_pin=True)
         inner.nursery.start_soon(
             run_inline, bench.engine, bench.inbox, wakeup, lambda: backend.last_cost_s
         )

@@ -15,9 +15,9 @@ from trio.testing import MockClock
 from uma_protocol import Error, ListSessions, Sessions, Token
 from uma_trio.engine.messages import Inspect, Snapshot
 from uma_trio.engine.snapshot import MOST_TICKS, MOST_WAITING
+from uma_trio.models.loaded import SNAPSHOT_INTERVAL_S as INTERVAL_S
 from uma_trio.observe.records import Wait
 from uma_trio.service.ask import Refusal
-from uma_trio.service.snapshots import INTERVAL_S
 from uma_trio.sockets.principal import Principal
 from uma_trio_sim.fake import FakeBackend
 

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import frozen
 
 from uma_trio.backend.base import Adapter
 from uma_trio.config.adapters import AdapterSpec, adapter_spec
 from uma_trio.config.errors import ConfigError
+from uma_trio.config.options import Config
 from uma_trio.config.settings import load
-from uma_trio.service.ask import Refusal
-from uma_trio.service.choice import called
-from uma_trio.service.variants import by_list, by_name, name_of
+from uma_trio.models.model import Model
+from uma_trio.models.names import adapters_by_list, adapters_by_name, find_by_name, variant_suffix
+from uma_trio.models.refusal import Refusal
 
 KNOWN = (Adapter("polite", Path("p.gguf"), 1.0), Adapter("terse", Path("t.gguf"), 0.5))
 POLITE, TERSE = KNOWN
@@ -79,7 +79,7 @@ def test_each_model_has_its_own_adapters(tmp_path: Path) -> None:
 )
 def test_a_name_says_adapters_and_scales(text: str, scales: list[tuple[str, float]]) -> None:
     """In the order of their declaration; one with the scale 0 is none."""
-    assert [(each.name, each.scale) for each in by_name(text, KNOWN)] == scales
+    assert [(each.name, each.scale) for each in adapters_by_name(text, KNOWN)] == scales
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_name_says_adapters_and_scales(text: str, scales: list[tuple[str, floa
 )
 def test_a_list_says_adapters_and_scales(asked: list[dict[str, Any]], name: str) -> None:
     """As llama-server has it: what is not in it is not used. The name of a variant names the same again."""
-    found = by_list(asked, KNOWN)
-    assert name_of(found, KNOWN) == name
-    assert not name or by_name(name, KNOWN) == found
+    found = adapters_by_list(asked, KNOWN)
+    assert variant_suffix(found, KNOWN) == name
+    assert not name or adapters_by_name(name, KNOWN) == found
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_list_says_adapters_and_scales(asked: list[dict[str, Any]], name: str)
 def test_a_name_that_says_nothing_is_refused(text: str) -> None:
     """As that of a model that is not there."""
     with pytest.raises(Refusal) as refused:
-        by_name(text, KNOWN)
+        adapters_by_name(text, KNOWN)
     assert refused.value.code == "E_MODEL_002"
 
 
@@ -125,33 +125,25 @@ def test_a_name_that_says_nothing_is_refused(text: str) -> None:
 def test_a_list_that_says_nothing_is_refused(asked: list[dict[str, Any]]) -> None:
     """It names the field."""
     with pytest.raises(Refusal) as refused:
-        by_list(asked, KNOWN)
+        adapters_by_list(asked, KNOWN)
     assert refused.value.field == "lora"
 
 
-@frozen
-class Model:
-    """A model as a name finds it."""
-
-    configured: tuple[str, ...]
-    files: tuple[str, ...]
-    gives: Any = "text"
-    hidden: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All of its names."""
-        return (*self.configured, *self.files)
+def model(
+    configured: tuple[str, ...], files: tuple[str, ...], kind: Any = "text", **more: Any
+) -> Model:
+    """Return a model with these names."""
+    return Model(Config(alias=configured, **more), kind, file_names=files)
 
 
-THIEF = Model(("thief", "chat:terse"), ("chat", "base", "chat:polite", "v"))
-CHAT = Model(("chat",), ("base",))
-VECTORS = Model(("v",), ("base", "chat"), "vectors")
-VARIANT = Model((), ())
+THIEF = model(("thief", "chat:terse"), ("chat", "base", "chat:polite", "v"))
+CHAT = model(("chat",), ("base",), lora=("polite=p.gguf", "terse=t.gguf"))
+VECTORS = model(("v",), ("base", "chat"), "vectors")
+VARIANT = model((), ())
 
 
 @pytest.mark.parametrize(
-    ("name", "gives", "model"),
+    ("name", "kind", "found"),
     [
         ("thief", None, THIEF),
         ("chat", None, CHAT),
@@ -166,19 +158,23 @@ VARIANT = Model((), ())
         ("nobody", None, None),
     ],
 )
-def test_a_name_is_looked_for_among_configured_names_first(
-    name: str, gives: Any, model: Model | None
+def test_names_of_the_configuration_win_over_names_of_files(
+    name: str, kind: Any, found: Model | None
 ) -> None:
-    """Those of variants included: a name in a file is the last thing that counts, and no adapter is looked for twice."""
+    """Those of variants included: the name in a file is the last that counts."""
 
-    def variant(asked: str, bases: Any) -> Model | None:
-        adapters = asked.rpartition(":")[2]
-        if CHAT not in bases or adapters == "latest":
-            return None
-        if adapters not in ("polite", "terse"):
-            raise Refusal("E_MODEL_002", f"no adapter is called {adapters}")  # type: ignore[arg-type]
+    def variant(text: str, base: Model) -> Model:
+        assert base is CHAT
+        adapters_by_name(text, base.known_adapters)
         return VARIANT
 
-    assert called(name, (THIEF, CHAT, VECTORS), gives, variant) is model
+    assert find_by_name(name, (THIEF, CHAT, VECTORS), kind, variant) is found
     with pytest.raises(Refusal, match="no adapter is called rude"):
-        called("chat:rude", (THIEF, CHAT, VECTORS), gives, variant)
+        find_by_name("chat:rude", (THIEF, CHAT, VECTORS), kind, variant)
+
+
+def test_the_name_of_a_file_stays_a_name(tmp_path: Path) -> None:
+    """The first name of the configuration is shown; requests may use all of them, and those of other models are not taken."""
+    named = model(("a", "b"), ("file",))
+    assert (named.names, named.configured_names) == (("a", "b", "file"), ("a", "b"))
+    assert model((), ("file",)).names == ("file",)

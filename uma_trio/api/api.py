@@ -46,6 +46,7 @@ from uma_trio.http import sse
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Headers, Reply
 from uma_trio.http.writing import written
+from uma_trio.models.loaded import LoadedModel
 from uma_trio.service.ask import (
     Ask,
     Chat,
@@ -61,7 +62,7 @@ from uma_trio.service.ask import (
     speculation_of,
 )
 from uma_trio.service.generation import Generation
-from uma_trio.service.served import ServedModel
+from uma_trio.service.preparing import count_tokens, render
 from uma_trio.text.slices import SLICE
 
 B = TypeVar("B", bound=TextBody)
@@ -115,7 +116,7 @@ class Api(ABC, Generic[B]):
         return None
 
     @property
-    def served(self) -> ServedModel:
+    def served(self) -> LoadedModel:
         """The model of the request."""
         return self.context.served
 
@@ -289,7 +290,7 @@ async def _text_of(ask: Ask, context: Context) -> str:
     """Return a prompt as text, one of token ids in slices. Raises :class:`Refusal` if the template refuses it."""
     prompt, served = ask.prompt, context.served
     if isinstance(prompt, Chat):
-        return (await served.render(prompt)).text
+        return (await render(served, prompt)).text
     if isinstance(prompt, str):
         return prompt
     return await run(context, lambda: text_of_ids(prompt, served), in_thread=len(prompt) > FEW)
@@ -363,7 +364,7 @@ async def counted(api: type[Api[Any]], exchange: Exchange, context: Context, **m
         Refusal: the service would refuse it.
     """
     async with _reading(api, exchange, context, streams=False) as (request, asks), _renaming(api):
-        n = await request.served.count_tokens(asks[0], request.origin)
+        n = await count_tokens(request.served, asks[0], request.origin)
     document = msgspec.json.encode({**more, "input_tokens": n})
     return Reply(200, document, headers=request.headers)
 
@@ -394,7 +395,7 @@ async def _reading(
     if (reply := chosen.without_model(decoded, context, origin)) is not None:
         raise _Replied(reply)
     lane, telling = lane_of(body, exchange.head), chosen.load_telling(body) if streams else None
-    name = context.service.with_adapters(body.model, adapters_of(body))
+    name = context.service.models.with_adapters(body.model, adapters_of(body))
     async with model_for(exchange, context, name, origin, lane, telling) as found:
         tokenised = decoded._replace(body=await chosen.tokenised(body, found))
 

@@ -11,9 +11,9 @@ from attrs import evolve, frozen
 from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.pieces import JsonLimits
 from uma_trio.http.settings import Settings
+from uma_trio.models.loaded import LoadedModel
 from uma_trio.service.ask import Door, Refusal
 from uma_trio.service.fair import RunBlocking
-from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.words import MIB
 
@@ -32,24 +32,24 @@ class Context:
     name: str
     started: int
     run_blocking: RunBlocking
-    named: ServedModel | None = None
+    named: LoadedModel | None = None
 
     def limits(self, *, with_ids: bool = False) -> JsonLimits:
         """Return the bounds of a body; `with_ids`: and as many token ids as the slots hold."""
-        ids = max(one.room for one in self.service.models) if with_ids else 0
+        ids = max(one.max_tokens_at_once for one in self.service.models.loaded) if with_ids else 0
         settings = self.settings
         return JsonLimits(
             values=settings.body_values + min(ids, _MAX_IDS), text=settings.max_prompt_bytes
         )
 
     @property
-    def served(self) -> ServedModel:
+    def served(self) -> LoadedModel:
         """The model of the request."""
-        return self.service.default if self.named is None else self.named
+        return self.service.models.default if self.named is None else self.named
 
     def of(self, name: str | None) -> Context:
         """Return the context of a request that names a loaded model. Raises :class:`Refusal`."""
-        return evolve(self, named=self.service.find(name))
+        return evolve(self, named=self.service.models.loaded_model(name))
 
     @asynccontextmanager
     async def using(self, name: str | None) -> AsyncIterator[Context]:
@@ -62,7 +62,7 @@ class Context:
             yield found
 
     @contextmanager
-    def using_loaded(self, served: ServedModel) -> Iterator[Context]:
+    def using_loaded(self, served: LoadedModel) -> Iterator[Context]:
         """Return the context of a request of a loaded model, which stays so until the block ends."""
         end = served.uses.begin()
         try:
@@ -72,7 +72,7 @@ class Context:
 
     def each(self) -> tuple[Context, ...]:
         """Return the context of each loaded model, the default one first."""
-        return tuple(evolve(self, named=served) for served in self.service.models)
+        return tuple(evolve(self, named=served) for served in self.service.models.loaded)
 
     @property
     def door(self) -> Door:

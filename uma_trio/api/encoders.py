@@ -299,7 +299,7 @@ class EncoderInUse:
 def refuse_without(context: Context, gives: Gives) -> None:
     """Refuse a request for what no model of this daemon gives, before its body is read. Raises :class:`Fault`."""
     try:
-        context.service.require(gives)
+        context.service.models.require(gives)
     except Refusal as refusal:
         why = refusal.message
         raise Fault(400, why, code="not_supported") from None

@@ -21,10 +21,10 @@ from uma_trio.api.context import Context
 from uma_trio.http import sse
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
+from uma_trio.models.loaded import LoadedModel
 from uma_trio.observe.records import TickRecord
 from uma_trio.observe.view import RequestView, State, Viewer
 from uma_trio.service.ask import Refusal
-from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
 from uma_trio.sockets.principal import Principal
 
@@ -143,13 +143,13 @@ class Watcher:
         changed |= {"type": "picture", "at": round(at, 3), "tick": tick}
         return b"id: %b-%d\n%b" % (self.context.name.encode(), self._tick, sse.named(changed))
 
-    def _watched(self) -> ServedModel | None:
+    def _watched(self) -> LoadedModel | None:
         """Return the model of ticks and figures; None while it is not loaded."""
         service = self.context.service
         if self.model is None:
-            return service.default
+            return service.models.default
         with suppress(Refusal):
-            return service.find(self.model)
+            return service.models.loaded_model(self.model)
         return None
 
     def _ticks(self, model: str, viewer: Viewer) -> dict[str, Any]:
@@ -199,15 +199,15 @@ def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
 
 def _picture(service: Service, state: State, viewer: Viewer) -> dict[str, Any]:
     cells, kept = state.cells, state.prefixes
-    shelf = () if service.shelf is None else service.shelf.entries
     counts = {
         "cells": [cells.used, cells.reserved, cells.total],
         "prefixes": kept and [kept.leaves, kept.leaf_tokens, kept.pages, kept.bytes],
     }
     return {
         "requests": [_request(seen) for seen in viewer.requests(state)],
-        "models": [[entry.names[0], entry.state] for entry in shelf if not entry.hidden]
-        or [[served.bounds.model, "loaded"] for served in service.models],
+        "models": [
+            [model.names[0], model.state] for model in service.models.models if not model.is_hidden
+        ],
         "waiting": state.waiting,
         **(counts if viewer.principal.is_operator else {}),
     }

@@ -40,7 +40,7 @@ async def generate(exchange: Exchange, context: Context) -> Reply | None:
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
     telling = EVENTS if asked.stream else None
-    model = context.service.with_adapters(asked.model, ask.lora)
+    model = context.service.models.with_adapters(asked.model, ask.lora)
     try:
         async with model_for(exchange, context, model, origin, asked.priority, telling) as found:
             return await _answered(asked, ask, origin, exchange, found)

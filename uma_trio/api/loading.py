@@ -17,11 +17,11 @@ from uma_trio.api.context import Context, fault_of_refusal
 from uma_trio.http import sse
 from uma_trio.http.errors import Fault, fault_of
 from uma_trio.http.exchange import Exchange
+from uma_trio.models.loaded import LoadedModel
+from uma_trio.models.model import Model
 from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.loading import WaitsForModel
-from uma_trio.service.served import ServedModel
 from uma_trio.service.service import Service
-from uma_trio.service.shelf import ShelfEntry
 from uma_trio.sockets.principal import Principal
 from uma_trio.words import Lane
 
@@ -30,10 +30,7 @@ def keeps_loaded(seconds: float | None, service: Service, by: Principal, name: s
     """Keep a model for as long as `keep_alive` says; False if the client may not decide that."""
     if seconds is None:
         return True
-    if service.shelf is None or not by.is_operator:
-        return False
-    service.keep(name, seconds)
-    return True
+    return by.is_operator and service.models.keep(name, seconds)
 
 
 SHOWN_AFTER_S: Final = 1.0
@@ -54,19 +51,23 @@ class LoadTelling:
     """
 
     content_type: str
-    loading: Callable[[ShelfEntry], bytes]
+    loading: Callable[[Model], bytes]
     failure: Callable[[Fault, str], bytes]
 
 
-def comment(entry: ShelfEntry) -> bytes:
+def comment(model: Model) -> bytes:
     """Return how far the loading is as a comment, which every client of server-sent events skips."""
-    return b": %b\n\n" % " ".join(entry.wait.split()).encode()
+    return b": %b\n\n" % " ".join(model.wait_reason.split()).encode()
 
 
-def as_data(entry: ShelfEntry) -> bytes:
+def as_data(model: Model) -> bytes:
     """Return how far the loading is as an event, for who asked for progress."""
-    told = {"model": entry.names[0], "state": entry.wait, "progress": round(entry.progress, 3)}
-    return comment(entry) + sse.event({"choices": [], "load_progress": told})
+    told = {
+        "model": model.names[0],
+        "state": model.wait_reason,
+        "progress": round(model.progress, 3),
+    }
+    return comment(model) + sse.event({"choices": [], "load_progress": told})
 
 
 def _failed(fault: Fault, _request_id: str) -> bytes:
@@ -117,14 +118,14 @@ async def _loaded(
     origin: Origin,
     lane: Lane,
     telling: LoadTelling | None,
-) -> tuple[ServedModel, Callable[[], None]]:
+) -> tuple[LoadedModel, Callable[[], None]]:
     """Return the model once it is loaded, and what ends the use of it. Raises as :func:`model_for`."""
     service = context.service
-    entry = service.entry(name, "text")
-    if entry is None or entry.gives != "text" or not entry.wait:
-        served = await service.ready(name, gives="text")
+    model = service.models.resolve(name, "text")
+    if not model.wait_reason:
+        served = await service.ready(name, kind="text")
         return served, served.uses.begin()
-    waiting = WaitsForModel(service.new_handle(), origin, lane, entry, service.clock())
+    waiting = WaitsForModel(service.new_handle(), origin, lane, model, service.clock())
     service.directory.add(waiting)
     refused: Refusal | None = None
     uses: list[Callable[[], None]] = []
@@ -134,10 +135,10 @@ async def _loaded(
                 if telling is None and not exchange.is_late:
                     exchange.expect_document()
                 elif telling is not None and not exchange.is_late:
-                    nursery.start_soon(_tell, exchange, entry, telling)
+                    nursery.start_soon(_tell, exchange, model, telling)
                 try:
                     payer = origin.principal.counts_as
-                    served = await service.ready(name, payer=payer, gives="text")
+                    served = await service.ready(name, payer=payer, kind="text")
                     uses.append(served.uses.begin())
                 except Refusal as refusal:
                     refused = refusal
@@ -164,16 +165,16 @@ def fault_of_end(code: str | None, message: str | None) -> Fault:
     return fault_of(code, message or "the request failed")
 
 
-async def _tell(exchange: Exchange, entry: ShelfEntry, telling: LoadTelling) -> None:
+async def _tell(exchange: Exchange, model: Model, telling: LoadTelling) -> None:
     """Say how far it is, each time that it has changed."""
     await trio.sleep(SHOWN_AFTER_S)
     told = ""
     while True:
-        if entry.is_tried and entry.wait != told:
-            told, data = entry.wait, telling.loading(entry)
+        if model.is_checked and model.wait_reason != told:
+            told, data = model.wait_reason, telling.loading(model)
             if not exchange.opened:
                 headers = (("Content-Type", telling.content_type), (_STATE, "loading"))
-                exchange.open(headers, lambda: telling.loading(entry), data)
+                exchange.open(headers, lambda: telling.loading(model), data)
             elif not exchange.send(data):
                 await exchange.sent()
         await trio.sleep(_AGAIN_S)

@@ -11,13 +11,13 @@ import msgspec
 from attrs import frozen
 
 from uma_trio.engine.messages import PromptDone, TokenLogprobs, TokenOut
-from uma_trio.service.served import ServedModel
+from uma_trio.models.loaded import LoadedModel
 
 _DIGITS = 6
 _FEW = 64  # tokens
 
 
-def chat_logprobs(tokens: Sequence[TokenOut], served: ServedModel) -> dict[str, Any] | None:
+def chat_logprobs(tokens: Sequence[TokenOut], served: LoadedModel) -> dict[str, Any] | None:
     """Return the `logprobs` of a chat's choice; None if nobody asked."""
     pack = _packing(len(tokens))
     content = [
@@ -36,7 +36,7 @@ def chat_logprobs(tokens: Sequence[TokenOut], served: ServedModel) -> dict[str, 
 
 
 def probabilities(
-    tokens: Sequence[TokenOut], served: ServedModel, *, post_sampling: bool
+    tokens: Sequence[TokenOut], served: LoadedModel, *, post_sampling: bool
 ) -> list[dict[str, Any]] | None:
     """Return llama-server's `completion_probabilities`; None if nobody asked.
 
@@ -69,7 +69,7 @@ class TokenPlace:
 
 
 def prompt_places(
-    prompt: Sequence[int], done: PromptDone | None, served: ServedModel
+    prompt: Sequence[int], done: PromptDone | None, served: LoadedModel
 ) -> list[TokenPlace]:
     """Return the tokens of a prompt if it was scored. Nothing is known of the first."""
     if done is None or done.logprobs is None:
@@ -92,7 +92,7 @@ def answer_places(tokens: Iterable[TokenOut], offset: int = 0) -> list[TokenPlac
     return places
 
 
-def text_logprobs(places: Sequence[TokenPlace], served: ServedModel) -> dict[str, Any] | None:
+def text_logprobs(places: Sequence[TokenPlace], served: LoadedModel) -> dict[str, Any] | None:
     """Return the `logprobs` of a text's choice; None if there are none."""
     if not places:
         return None
@@ -128,15 +128,15 @@ def _encoded(part: dict[str, Any]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(part))
 
 
-def _token(id_: int, logprob: float, served: ServedModel) -> dict[str, Any]:
+def _token(id_: int, logprob: float, served: LoadedModel) -> dict[str, Any]:
     return {**_named(id_, served), "logprob": _rounded(logprob)}
 
 
-def _drawn(id_: int, logprob: float, served: ServedModel) -> dict[str, Any]:
+def _drawn(id_: int, logprob: float, served: LoadedModel) -> dict[str, Any]:
     return {**_named(id_, served), "prob": min(1.0, math.exp(logprob))}
 
 
-def _named(id_: int, served: ServedModel) -> dict[str, Any]:
+def _named(id_: int, served: LoadedModel) -> dict[str, Any]:
     return {
         "token": served.text_of(id_),
         "bytes": list(served.detokenize((id_,))),

@@ -19,9 +19,10 @@ from uma_protocol.rules import MAX_INT32, Integer
 from uma_trio.api.bodies import free, run
 from uma_trio.api.context import Context
 from uma_trio.http.errors import Fault, invalid
+from uma_trio.models.loaded import LoadedModel
 from uma_trio.service.ask import Prompt
 from uma_trio.service.checks import no_room, utf8_length
-from uma_trio.service.served import ServedModel
+from uma_trio.service.preparing import tokens_of_mixed
 
 PromptField = Annotated[
     Any,
@@ -99,7 +100,7 @@ async def _mixed(value: Sequence[Any], path: str, context: Context) -> Prompt:
     if n_bytes > door.max_prompt_bytes:
         limit = f"{door.max_prompt_bytes}; shorten them, or raise the daemon's {door.option}"
         raise invalid(path, f"has texts of {n_bytes} bytes, the limit is {limit}")
-    return await context.served.tokens_of_mixed(value, path)
+    return await tokens_of_mixed(context.served, value, path)
 
 
 MANY: Final = 4096
@@ -153,7 +154,7 @@ def written_ids(ids: NDArray[np.int32]) -> bytes:
     return b'{"tokens":[' + b",".join(_encode(part)[1:-1] for part in parts) + b"]}"
 
 
-def written_pieces(ids: NDArray[np.int32], served: ServedModel) -> bytes:
+def written_pieces(ids: NDArray[np.int32], served: LoadedModel) -> bytes:
     """Return ``{"tokens": [{"id": ..., "piece": ...}, ...]}``: texts, or bytes where they are none."""
     parts = (
         _encode([{"id": id_, "piece": _piece(id_, served)} for id_ in ids[at : at + FEW].tolist()])
@@ -162,7 +163,7 @@ def written_pieces(ids: NDArray[np.int32], served: ServedModel) -> bytes:
     return b'{"tokens":[' + b",".join(part[1:-1] for part in parts) + b"]}"
 
 
-def text_of_ids(ids: NDArray[np.int32], served: ServedModel) -> str:
+def text_of_ids(ids: NDArray[np.int32], served: LoadedModel) -> str:
     """Return the text of tokens of the vocabulary."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     parts = [
@@ -172,7 +173,7 @@ def text_of_ids(ids: NDArray[np.int32], served: ServedModel) -> str:
     return "".join([*parts, decoder.decode(b"", final=True)])
 
 
-def written_text(ids: NDArray[np.int32], served: ServedModel, most: int) -> bytes:
+def written_text(ids: NDArray[np.int32], served: LoadedModel, most: int) -> bytes:
     """Return ``{"content": ...}``: the text of tokens of the vocabulary.
 
     Raises:
@@ -192,7 +193,7 @@ def written_text(ids: NDArray[np.int32], served: ServedModel, most: int) -> byte
     return b'{"content":"' + b"".join(parts) + b'"}'
 
 
-def _piece(id_: int, served: ServedModel) -> object:
+def _piece(id_: int, served: LoadedModel) -> object:
     raw = served.detokenize((id_,))
     try:
         return raw.decode()

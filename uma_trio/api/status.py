@@ -62,7 +62,7 @@ async def metrics(exchange: Exchange, context: Context) -> Reply:
     viewer = service.observer.viewer(exchange.principal)
     as_json = _wants_json(exchange.head)
     model = exchange.head.query.get("model")
-    served = None if model is None else service.find(model)
+    served = None if model is None else service.models.loaded_model(model)
     spent = 0.0
 
     def written() -> bytes:

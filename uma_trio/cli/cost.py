@@ -12,7 +12,7 @@ from uma_trio.cli.output import OK, USAGE, complain, console, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from uma_trio.app.wiring import Progress
+    from uma_trio.app.build import Progress
     from uma_trio.backend.base import Backend
     from uma_trio.config.options import Config
     from uma_trio.policy.cost import CostModel
@@ -45,8 +45,9 @@ class MeasuredSize:
 
 def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None = None) -> int:
     """Print the staircase of the configured model: 0, or 1 if it cannot be loaded."""
-    from uma_trio.app.wiring import chosen_policy, load_backend
+    from uma_trio.app.build import load_backend
     from uma_trio.backend.base import ModelError
+    from uma_trio.models.files import chosen_policy
     from uma_trio.policy.costing.calibrate import measured_cost
     from uma_trio.policy.pipeline import needs_cost
 

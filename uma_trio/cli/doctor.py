@@ -313,7 +313,7 @@ def _cannot_load(status: int, stderr: str) -> Finding:
 
 def check_policy(config: Config) -> Findings:
     """See whether the policy exists and can do without the stages that are left out."""
-    from uma_trio.app.wiring import chosen_policy
+    from uma_trio.models.files import chosen_policy
 
     try:
         chosen_policy(config)
@@ -323,14 +323,14 @@ def check_policy(config: Config) -> Findings:
 
 def check_model(config: Config, devices: Sequence[str] = ()) -> Findings:
     """See whether the model's file is usable, and whether its layers are where they are fast."""
-    from uma_trio.app.wiring import gives_of, model_path
     from uma_trio.backend._llama_options import Placement
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.gguf_header import read_header
+    from uma_trio.models.files import kind_of, model_path
 
     try:
         header = read_header(model_path(config))
-        if gives_of(config) != "text":
+        if kind_of(config) != "text":
             return  # computed on the CPU
         placement = Placement.of(header.number("block_count"), devices, config.gpu_layers)
     except (ConfigError, ModelError) as error:
@@ -366,9 +366,9 @@ def name_of(config: Config) -> str:
 
 def check_memory(configs: Sequence[Config]) -> Findings:
     """See whether each model fits, and whether those that are loaded at the start fit together."""
-    from uma_trio.app.wiring import estimate
     from uma_trio.backend.base import ModelError
     from uma_trio.backend.kv_memory import available_memory
+    from uma_trio.models.files import estimate
 
     room, together = available_memory(), 0
     for config in configs:
@@ -398,8 +398,8 @@ def check_memory(configs: Sequence[Config]) -> Findings:
 
 def check_computing(config: Config, name: str = "") -> Findings:
     """Compute two tokens of a model in a process of its own, as before it is loaded on demand."""
-    from uma_trio.app.wiring import try_computing
     from uma_trio.backend.base import ModelError
+    from uma_trio.models.files import try_computing
 
     try:
         try_computing(config)
@@ -503,7 +503,7 @@ def _accepts(path: Path) -> bool:
 
 def check_http(config: Config) -> Findings:
     """See whether HTTP can be served as the settings say, or is being served."""
-    from uma_trio.app.wiring_http import http_settings
+    from uma_trio.app.http import http_settings
     from uma_trio.cli.launch import unreachable
 
     address = config.http_address

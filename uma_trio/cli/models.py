@@ -296,7 +296,7 @@ def _config(daemon: Daemon, model_dir: tuple[str, ...]) -> Config:
 
 
 def _found(config: Config) -> list[Found]:
-    from uma_trio.app.wiring import found_models
+    from uma_trio.models.files import found_models
 
     return found_models(config)
 
@@ -325,10 +325,10 @@ def rows_of(
 
     Each is tried in a process of its own, as many at once as there are cores.
     """
-    from uma_trio.app import wiring
+    from uma_trio.models import files
 
     row = partial(
-        _row, config=config, room=room, estimate=estimate or wiring.estimate, served=served
+        _row, config=config, room=room, estimate=estimate or files.estimate, served=served
     )
     with ThreadPoolExecutor(max_workers=physical_cores()) as tries:
         return list(tries.map(row, found))

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 
 
 def bundled_model() -> Path:
     """The storyteller: what is served when no model is named."""
-    path = Path(str(files(__name__) / "storyteller.gguf"))
+    path = Path(str(resources.files(__name__) / "storyteller.gguf"))
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: this installation came without its model")
     return path

@@ -6,7 +6,7 @@ different seeds, or answers to several prompts, where an API takes a list of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,11 +16,14 @@ from attrs import evolve
 from uma_protocol.errors import Code
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.messages import Finished, FinishReason, StreamItem
+from uma_trio.models.loaded import LoadedModel
+from uma_trio.models.manager import ModelManager
+from uma_trio.models.model import Model
 from uma_trio.service.ask import Ask, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
-from uma_trio.service.directory import Awaited
+from uma_trio.service.compiling import RunFor
 from uma_trio.service.generation import AnswerHost, Generation
-from uma_trio.service.served import ServedModel
+from uma_trio.service.preparing import check, prepare
 from uma_trio.service.stream import Reader
 from uma_trio.text.frontend import Prepared
 from uma_trio.words import Gives, Lane
@@ -37,26 +40,19 @@ class RequestHost(AnswerHost, Protocol):
     """The part of the service that one request needs."""
 
     draining: bool
-
-    @property
-    def slots(self) -> int:
-        """How many requests one model computes at once, at the most."""
+    models: ModelManager
+    run_compiling: RunFor
 
     async def ready(
         self,
         name: str | None,
-        waits: Callable[[Awaited], None] | None = None,
+        on_wait: Callable[[Model], None] | None = None,
         payer: str = "",
         *,
-        gives: Gives | None = None,
+        kind: Gives | None = None,
         exact: bool = False,
-    ) -> ServedModel:
+    ) -> LoadedModel:
         """Return the model of this name, once it is loaded, as the service does. Raises :class:`Refusal`."""
-
-    def with_adapters(
-        self, name: str | None, asked: Sequence[Mapping[str, object]] | None
-    ) -> str | None:
-        """Return the name of a model with these adapters, as the service does. Raises :class:`Refusal`."""
 
     def new_handle(self) -> int:
         """Return a handle that no other answer has."""
@@ -81,7 +77,7 @@ class Answers:
         service: RequestHost,
         asks: Sequence[Ask],
         origin: Origin,
-        served: ServedModel | None = None,
+        served: LoadedModel | None = None,
     ) -> None:
         self._service = service
         self._served = served
@@ -91,7 +87,7 @@ class Answers:
         self._preparing = trio.CancelScope()
         self._reader = Reader()
         #: The model that it waits for, until that is loaded or the wait has ended; `on_wait` is called when it begins.
-        self.awaited: Awaited | None = None
+        self.awaited: Model | None = None
         self.on_wait: Callable[[], object] = lambda: None
         #: One for each choice of each ask, in their order.
         self.generations = tuple(
@@ -105,7 +101,7 @@ class Answers:
                 reader=self._reader,
                 preparing=self._preparing,
             )
-            for ask in _listed(asks, service.slots)
+            for ask in _listed(asks, service.models.slots)
             for handles in [[service.new_handle() for _ in range(ask.n)]]
             for choice, handle in enumerate(handles)
         )
@@ -151,7 +147,7 @@ class Answers:
         return self.generations[0].handle
 
     @property
-    def served(self) -> ServedModel:
+    def served(self) -> LoadedModel:
         """The model that answers; for whoever is in the block."""
         if self._served is None:
             raise RuntimeError("the block was not entered")
@@ -226,46 +222,46 @@ class Answers:
             served = await self._model()
             check_number(self._asks, served.slots)
             for ask in self._asks:
-                await served.check(ask, self._door)
+                await check(served, ask, self._door)
             for ask in self._asks:
-                prepared += await served.prepare(ask, self._origin)
+                prepared += await prepare(served, ask, self._origin, service.run_compiling)
         if self._preparing.cancel_called:
             self.end()  # one was ended before it was submitted, and so all are
             return
         self._submit(prepared)
 
-    async def _model(self) -> ServedModel:
+    async def _model(self) -> LoadedModel:
         """Return the model that is asked, once it is loaded. Raises :class:`Refusal`."""
         service, served, ask = self._service, self._served, self._asks[0]
         if served is None:
-            name = service.with_adapters(ask.model, ask.lora)
+            name = service.models.with_adapters(ask.model, ask.lora)
             try:
                 payer = self._origin.principal.counts_as
-                served = await service.ready(name, self._wait_for, payer, gives="text", exact=True)
+                served = await service.ready(name, self._wait_for, payer, kind="text", exact=True)
             finally:
                 self._set_awaited(None)
             self._uses(served)
         return served
 
-    def _uses(self, served: ServedModel) -> None:
+    def _uses(self, served: LoadedModel) -> None:
         """Be answered by this model: until the request is closed, it is not unloaded."""
         self._served, self._used = served, served.uses.begin()
         for generation in self.generations:
             generation.served = served
             generation.ask = generation.ask.with_defaults(served.defaults)
 
-    def _wait_for(self, awaited: Awaited) -> None:
+    def _wait_for(self, awaited: Model) -> None:
         self._set_awaited(awaited)
         self.on_wait()
 
-    def _set_awaited(self, awaited: Awaited | None) -> None:
+    def _set_awaited(self, awaited: Model | None) -> None:
         self.awaited = awaited
         for generation in self.generations:
             generation.awaited = awaited
 
     def _submit(self, prepared: Sequence[Prepared]) -> None:
         pairs = zip(self.generations, prepared, strict=True)
-        debts, payer = self._service.debts, self._origin.principal.counts_as
+        debts, payer = self._service.models.debts, self._origin.principal.counts_as
         owes = [debts.get(payer, 0.0), *[0.0] * (len(self.generations) - 1)]
         messages = [
             generation.submission(each, self.served, owes_s)

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import msgspec
 from attrs import evolve, field, frozen
 
-from uma_protocol.errors import Code
 from uma_protocol.requests import GenerateOptions
 from uma_protocol.schema import model_defaults
 from uma_trio.engine.messages import SamplingParams, Targets
+from uma_trio.models.refusal import Refusal as Refusal
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.chat import AUTO as AUTO
 from uma_trio.text.chat import Call as Call
@@ -193,37 +193,6 @@ def whose_texts(ask: Ask, origin: Origin) -> Whose | None:
     """
     shared = None if ask.cache == "none" else namespace(ask, origin, 0)
     return None if shared is None else Whose(origin.principal.shares_as, shared)
-
-
-class Refusal(Exception):
-    """The request was not accepted and never reached the engine.
-
-    Attributes:
-        code: the error code.
-        message: one sentence with the problem, the bound, and what to do.
-        field: the field of the :class:`Ask` that is at fault, if it is one field.
-        retry_after_s: when a retry is useful, if it is.
-        prompt_tokens: the length of the prompt, if prompt and answer do not fit into the context.
-        context: the limit for prompt and answer together, in the same case.
-    """
-
-    def __init__(
-        self,
-        code: Code,
-        message: str,
-        *,
-        field: str | None = None,
-        retry_after_s: float | None = None,
-        prompt_tokens: int | None = None,
-        context: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.field = field
-        self.retry_after_s = retry_after_s
-        self.prompt_tokens = prompt_tokens
-        self.context = context
 
 
 def seeded(seed: int | None) -> int:

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from uma_protocol.errors import Code
+from uma_trio.models.loaded import Bounds as Bounds
 from uma_trio.service.ask import Ask, Chat, Door, Refusal
 from uma_trio.text.shape import BESIDE_TOOLS
 from uma_trio.text.slices import json_text as json_text
@@ -26,37 +26,6 @@ _FEW: Final = 64  # messages
 _FAR: Final = 4  # contexts
 _SHORT: Final = 65_536  # characters or tokens
 MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take six
-
-
-@frozen(kw_only=True)
-class Bounds:
-    """The limits of a request. `n_ctx_seq` is the context of one request, in tokens; `longer` says how to get more.
-
-    `model` is what clients call the loaded model, and `aliases` are its other names. Those that only its file has are
-    `from_file`: the operator did not choose them.
-
-    A reader that stops still gets `credit` tokens and the content of the kernel's buffer. A frame
-    of 80 bytes takes about 768 bytes of that buffer, so with 8 KiB these are about twenty more.
-    """
-
-    model: str
-    n_ctx_seq: int
-    n_vocab: int
-    max_tokens: int = 512
-    max_tokens_cap: int | None = None
-    credit: int = 20
-    aliases: tuple[str, ...] = ()
-    longer: str = ""
-    from_file: tuple[str, ...] = ()
-
-    @property
-    def configured(self) -> tuple[str, ...]:
-        """The names that the operator gave it."""
-        return tuple(name for name in (self.model, *self.aliases) if name not in self.from_file)
-
-    def names(self, model: str) -> bool:
-        """Whether this is a name of the loaded model."""
-        return model == self.model or model in self.aliases
 
 
 @contextmanager
@@ -103,14 +72,14 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
     if n_bytes == 0 and not (isinstance(ask.prompt, Chat) and ask.prompt.messages):
         raise Refusal(Code.E_PROTO_003, f"{field} is empty; send some text", field=field)
     if isinstance(ask.prompt, np.ndarray):
-        check_vocabulary(ask.prompt, bounds, field)
+        bounds.check_vocabulary(ask.prompt, field)
     _check_shape(ask)
     if isinstance(ask.prompt, Chat):
         _check_tools(ask.prompt)
         _check_arguments(ask.prompt.manner.arguments)
     sampling = ask.sampling
-    check_vocabulary(_ids(sampling.stop_token_ids), bounds, "stop_token_ids")
-    check_vocabulary(_ids([token for token, _ in sampling.logit_bias]), bounds, "logit_bias")
+    bounds.check_vocabulary(_ids(sampling.stop_token_ids), "stop_token_ids")
+    bounds.check_vocabulary(_ids([token for token, _ in sampling.logit_bias]), "logit_bias")
     cap, asked = bounds.max_tokens_cap, ask.max_tokens
     if cap is not None and asked is not None and asked > cap and not ask.clamp:
         raise Refusal(
@@ -133,21 +102,6 @@ def check_number(asks: Sequence[Ask], slots: int) -> None:
             f"n asks for {n} answers, but this daemon computes {slots} at once; ask for fewer, or raise "
             "--parallel",
             field="n",
-        )
-
-
-def check_vocabulary(tokens: NDArray[np.integer[Any]], bounds: Bounds, field: str) -> None:
-    """Check that every token exists.
-
-    Raises:
-        Refusal: one does not.
-    """
-    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < bounds.n_vocab:
-        raise Refusal(
-            Code.E_PROTO_003,
-            f"{field} holds a token that is not in the vocabulary; "
-            f"ids go from 0 to {bounds.n_vocab - 1}",
-            field=field,
         )
 
 

@@ -7,27 +7,12 @@ from typing import Protocol
 
 import trio
 
+from uma_trio.models.model import Model
 from uma_trio.observe.view import Named
 from uma_trio.service.ask import Origin
 from uma_trio.words import Lane
 
 _REMEMBERED = 256  # as many as the engine can explain
-
-
-class Awaited(Protocol):
-    """A model that is not loaded yet."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What requests may call it."""
-
-    @property
-    def progress(self) -> float:
-        """How much of it is loaded, 0 to 1."""
-
-    @property
-    def wait(self) -> str:
-        """What a request for it waits for, as a sentence without an end; "" where it is loaded."""
 
 
 class RunningRequest(Protocol):
@@ -58,7 +43,7 @@ class RunningRequest(Protocol):
         """When it came, on the engines' clock."""
 
     @property
-    def awaited(self) -> Awaited | None:
+    def awaited(self) -> Model | None:
         """The model that it waits for; None once that is loaded."""
 
     @property

@@ -11,16 +11,14 @@ from typing import Final, Protocol
 
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from uma_protocol.errors import Code
 from uma_trio.backend.base import FloatArray, IntArray, Vocabulary
 from uma_trio.backend.encoder import EncoderInfo
-from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Encode, Encoded, StopEncoding
+from uma_trio.models.loaded import EncoderModel
 from uma_trio.service.ask import Origin, Refusal
-from uma_trio.service.fair import RunBlocking
-from uma_trio.words import Gives
 
 MAX_INPUTS: Final = 16_384
 """Texts of one request."""
@@ -79,24 +77,25 @@ class TextsRequest(Protocol):
 
 @define(eq=False)
 class Embedder:
-    """One encoder, as front ends see it. For trio's thread.
+    """Requests of one loaded encoder. For trio's thread.
 
-    `name` is what messages call it. `debts` are what users owe of the machine's time, until that is charged.
+    `debts` are seconds of the machine that users are charged for with their next request.
     """
 
-    info: EncoderInfo
-    vocabulary: Vocabulary
-    inbox: Inbox
-    run_blocking: RunBlocking
-    name: str
-    debts: dict[str, float] = field(factory=dict)
-    _waiting: int = field(default=0, init=False)
-    _held: int = field(default=0, init=False)
+    model: EncoderModel
+    debts: dict[str, float]
 
     @property
-    def gives(self) -> Gives:
-        """What it makes of a text."""
-        return "scores" if self.info.ranks else "vectors"
+    def info(self) -> EncoderInfo:
+        return self.model.info
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.model.vocabulary
+
+    @property
+    def name(self) -> str:
+        return self.model.bounds.model
 
     def width(self, dimensions: int | None) -> int:
         """Return how many numbers of a vector are asked for; None asks for all.
@@ -119,7 +118,7 @@ class Embedder:
             Refusal: there are too many, one is empty or too long, too many requests wait, or the engine failed.
         """
         self._check_number(len(inputs), "input")
-        tokens = await self.run_blocking(
+        tokens = await self.model.run_blocking(
             lambda: _bounded(
                 (self._tokens(each, at, truncate) for at, each in enumerate(inputs)), "input"
             )
@@ -135,7 +134,7 @@ class Embedder:
             Refusal: as :meth:`vectors`.
         """
         self._check_number(len(documents), "documents")
-        tokens = await self.run_blocking(
+        tokens = await self.model.run_blocking(
             lambda: _bounded(self._pairs(query, documents, truncate=truncate), "documents")
         )
         return await self._encoded(tokens, request)
@@ -212,17 +211,17 @@ class Embedder:
         if n > most:
             why = f"{field} has {n} texts, more than {most}; send fewer at once"
             raise Refusal(Code.E_LIMIT_001, why, field=field)
-        if self._waiting >= MAX_WAITING:
-            why = f"{self._waiting} requests wait for {self.name}; try again"
+        if self.model.n_waiting >= MAX_WAITING:
+            why = f"{self.model.n_waiting} requests wait for {self.name}; try again"
             raise Refusal(Code.E_LIMIT_003, why, retry_after_s=_AGAIN_S)
 
     async def _encoded(self, inputs: list[IntArray], request: TextsRequest) -> VectorRows:
-        order = await self.run_blocking(
+        order = await self.model.run_blocking(
             lambda: sorted(range(len(inputs)), key=lambda at: len(inputs[at]), reverse=True)
         )
-        n_tokens = await self.run_blocking(lambda: sum(map(len, inputs)))
+        n_tokens = await self.model.run_blocking(lambda: sum(map(len, inputs)))
         held = n_tokens + len(inputs) * self.info.width
-        if self._held + held > MAX_HELD:
+        if self.model.n_held + held > MAX_HELD:
             why = f"long requests wait for {self.name}, and there is no memory for more; try again"
             raise Refusal(Code.E_LIMIT_003, why, retry_after_s=_AGAIN_S)
         handle, user = request.handle, request.origin.principal.counts_as
@@ -233,20 +232,22 @@ class Embedder:
             answers.append(answer)
             answered.set()
 
-        self._waiting += 1
-        self._held += held
+        self.model.n_waiting += 1
+        self.model.n_held += held
         try:
-            if self.inbox.closed:
+            if self.model.inbox.closed:
                 raise Refusal(Code.E_RUNTIME_004, "the engine has stopped")
             request.accept(n_tokens)
             owes_s = self.debts.pop(user, 0.0)
-            self.inbox.put(Encode(handle, user, inputs, order, reply, request.arrived, owes_s))
+            self.model.inbox.put(
+                Encode(handle, user, inputs, order, reply, request.arrived, owes_s)
+            )
             await answered.wait()
         finally:
-            self._waiting -= 1
-            self._held -= held
+            self.model.n_waiting -= 1
+            self.model.n_held -= held
             if not answers:
-                self.inbox.put(StopEncoding(handle))
+                self.model.inbox.put(StopEncoding(handle))
         found = answers[0]
         request.reason = "error" if found.code else "stop"
         if found.vectors is None:

@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from uma_protocol.errors import Code
+from uma_trio.models.loaded import EncoderModel
+from uma_trio.models.model import Model
 from uma_trio.service.ask import Origin, Refusal
-from uma_trio.service.directory import Awaited
+from uma_trio.service.embedding import Embedder
 from uma_trio.service.loading import WaitsForModel
 from uma_trio.words import Gives, Lane
 
 if TYPE_CHECKING:
-    from uma_trio.service.embedding import Embedder
     from uma_trio.service.service import Service
 
 _AGAIN_S: Final = 1.0
@@ -61,13 +62,13 @@ class EncodeRequest(WaitsForModel):
             }
         )
 
-    def _wait_for(self, awaited: Awaited) -> None:
+    def _wait_for(self, awaited: Model) -> None:
         self.awaited = awaited
         self.on_wait()
 
     @asynccontextmanager
     async def encoder(
-        self, gives: Gives, name: str | None, *, exact: bool = False
+        self, kind: Gives, name: str | None, *, exact: bool = False
     ) -> AsyncIterator[Embedder]:
         """Return the model that is asked for, once it is loaded; until the block ends it stays so, and this is listed.
 
@@ -84,11 +85,13 @@ class EncodeRequest(WaitsForModel):
         try:
             with self.scope:
                 payer = self.origin.principal.counts_as
-                served = await service.ready(name, self._wait_for, payer, gives=gives, exact=exact)
+                served = await service.ready(name, self._wait_for, payer, kind=kind, exact=exact)
+                if not isinstance(served, EncoderModel):
+                    raise TypeError(f"{served.bounds.model} writes text")  # `kind` is text
                 end = served.uses.begin()
                 try:
                     self.model, self.awaited = served.bounds.model, None
-                    yield served.encoder
+                    yield Embedder(served, service.models.debts)
                 finally:
                     end()
         finally:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
+from uma_trio.models.loaded import RunBlocking as RunBlocking
 from uma_trio.sockets.principal import Principal
 
 Answer = TypeVar("Answer")
@@ -40,13 +41,6 @@ def works_for(client: UserProgram) -> None:
 
 HELPERS: Final = 3
 """Helper threads for one kind of work. A user has two of them at most; more would take cores from the model."""
-
-
-class RunBlocking(Protocol):
-    """Runs a slow function without holding up the event loop."""
-
-    def __call__(self, function: Callable[[], Answer], /) -> Awaitable[Answer]:
-        """Return the function's result or raise its exception. If cancelled, abandon it."""
 
 
 class FairPlaces:

@@ -25,14 +25,15 @@ from uma_trio.engine.messages import (
     Submit,
     TokenOut,
 )
+from uma_trio.models.loaded import LoadedModel
+from uma_trio.models.model import Model
 from uma_trio.observe.metrics import Metrics
 from uma_trio.service.ask import Ask, Origin, awaits_of, namespace
 from uma_trio.service.checks import max_tokens_for
-from uma_trio.service.directory import Awaited, Directory
+from uma_trio.service.directory import Directory
 from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
 from uma_trio.service.request_log import LogRequest, line_of
-from uma_trio.service.served import ServedModel
 from uma_trio.service.shares import Shares
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.text.frontend import Prepared
@@ -48,7 +49,6 @@ class AnswerHost(Protocol):
     shares: Shares
     playout: Playout
     log_request: LogRequest
-    debts: dict[str, float]
 
 
 class Generation:
@@ -90,11 +90,11 @@ class Generation:
         self.finished = False
         self._service = service
         #: Its model, once it is known.
-        self.served: ServedModel | None = None
+        self.served: LoadedModel | None = None
         self._together = together
         self.arrived = service.clock()
         #: The model that it waits for, until that is loaded.
-        self.awaited: Awaited | None = None
+        self.awaited: Model | None = None
         self.pipe = Pipe(service.playout, reader)
         self._preparing = preparing
         self._submitted = False
@@ -111,7 +111,7 @@ class Generation:
         """The name of the model that has it; None while it is prepared."""
         return None if self.served is None else self.served.bounds.model
 
-    def submission(self, prepared: Prepared, served: ServedModel, owes_s: float) -> Submit:
+    def submission(self, prepared: Prepared, served: LoadedModel, owes_s: float) -> Submit:
         """Return the message that submits it to the engine of its model, with `owes_s` charged to its user.
 
         Raises:

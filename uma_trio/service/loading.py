@@ -6,9 +6,10 @@ from typing import Final
 
 import trio
 
+from uma_trio.models.model import Model
 from uma_trio.observe.records import RequestRecord, Snapshot, Wait
 from uma_trio.service.ask import Origin
-from uma_trio.service.directory import Awaited, Directory
+from uma_trio.service.directory import Directory
 from uma_trio.words import Lane
 
 _MOST: Final = 256  # requests of a snapshot
@@ -25,7 +26,7 @@ class WaitsForModel:
     streams = False
 
     def __init__(
-        self, handle: int, origin: Origin, lane: Lane, awaited: Awaited | None, arrived: float
+        self, handle: int, origin: Origin, lane: Lane, awaited: Model | None, arrived: float
     ) -> None:
         self.handle, self.origin, self.lane = handle, origin, lane
         self.awaited = awaited
@@ -62,6 +63,6 @@ def records(directory: Directory, handle: int | None) -> list[RequestRecord]:
         )
         for request in directory
         if request.awaited is not None
-        and (wait := request.awaited.wait)
+        and (wait := request.awaited.wait_reason)
         and handle in (None, request.handle)
     ]

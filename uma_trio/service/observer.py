@@ -11,12 +11,13 @@ from functools import partial
 from typing import Final, TypeVar
 
 from uma_protocol.errors import Code
+from uma_trio.models.loaded import LoadedModel, no_history
+from uma_trio.models.manager import ModelManager
 from uma_trio.observe.records import Recorded, RequestRecord, Snapshot, explained
 from uma_trio.observe.view import ReadModel, State, Viewer
 from uma_trio.service import loading
 from uma_trio.service.ask import Refusal
 from uma_trio.service.directory import Directory
-from uma_trio.service.served import ServedModel, no_history
 from uma_trio.sockets.principal import Principal
 
 _STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
@@ -25,32 +26,31 @@ Answer = TypeVar("Answer")
 
 
 class Observer:
-    """Questions about all models. For trio's thread only.
-
-    `models` returns the served models, the default one first; `may_load` says whether others can be loaded, so that
-    no engine at all is no error.
-    """
+    """Questions about all models. For trio's thread only."""
 
     def __init__(
         self,
         directory: Directory,
         clock: Callable[[], float],
-        models: Callable[[], Sequence[ServedModel]],
-        may_load: Callable[[], bool],
+        models: ModelManager,
     ) -> None:
         self._directory, self._clock = directory, clock
-        self._models, self._may_load = models, may_load
+        self._models = models
         self.view = ReadModel()
+        models.on_load.append(self.watch)
+        models.on_unload.append(self.close)
+        for loaded in models.loaded:
+            self.watch(loaded)
 
     def viewer(self, principal: Principal) -> Viewer:
         """Return what a principal may see."""
         return Viewer(principal, self._directory.name_of)
 
-    def watch(self, served: ServedModel) -> None:
+    def watch(self, served: LoadedModel) -> None:
         """Take in all snapshots of a model from now on."""
-        served.on_snapshot = partial(self.view.take, served.bounds.model)
+        served.snapshots.on_snapshot = partial(self.view.take, served.bounds.model)
 
-    def close(self, served: ServedModel) -> None:
+    def close(self, served: LoadedModel) -> None:
         """Keep the latest requests and ticks of a model whose engine has ended, for explanations."""
         self.view.close(served.bounds.model, served.history())
         served.history = no_history  # it refers to the engine
@@ -67,7 +67,7 @@ class Observer:
         waiting = loading.snapshot(self._directory, self._clock())
         return self._state([*found, waiting] if waiting.queue or not found else found)
 
-    async def state_of(self, served: ServedModel) -> State:
+    async def state_of(self, served: LoadedModel) -> State:
         """Return the present state of one model.
 
         Raises:
@@ -120,11 +120,11 @@ class Observer:
         return text
 
     @property
-    def alive(self) -> list[ServedModel]:
+    def alive(self) -> list[LoadedModel]:
         """The models whose engines run."""
-        return [served for served in self._models() if served.is_alive]
+        return [served for served in self._models.loaded if served.is_alive]
 
-    async def of_each(self, ask: Callable[[ServedModel], Awaitable[Answer]]) -> list[Answer]:
+    async def of_each(self, ask: Callable[[LoadedModel], Awaitable[Answer]]) -> list[Answer]:
         """Return the answers of all engines that run; one that ends meanwhile is left out.
 
         Raises:
@@ -135,6 +135,6 @@ class Observer:
             if served.is_alive:  # the questions before this one may have taken a while
                 with suppress(Refusal):
                     found.append(await ask(served))
-        if not found and not self._may_load():
+        if not found and not self._models.can_swap:
             raise Refusal(Code.E_LIFECYCLE_001, _STOPPED)
         return found

@@ -415,7 +415,7 @@ class Connection:
     async def _sessions(self, ticks: int) -> Event:
         service, observer = self._service, self._service.observer
         viewer, state = observer.viewer(self._principal), await observer.state()
-        several = sum(served.gives == "text" for served in service.models) > 1
+        several = sum(each.kind == "text" for each in service.models.loaded) > 1
         return Sessions(
             tuple(session_info(seen) for seen in viewer.requests(state)),
             waiting=state.waiting,
@@ -493,7 +493,8 @@ class Connection:
             self._nursery.start_soon(self._load, request)
 
     async def _load(self, request: LoadModel | UnloadModel) -> None:
-        change = self._service.load if isinstance(request, LoadModel) else self._service.unload
+        models = self._service.models
+        change = models.load if isinstance(request, LoadModel) else models.unload_by_name
         refused: Refusal | None = None
         try:
             await change(request.model)

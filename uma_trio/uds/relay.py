@@ -98,11 +98,11 @@ class EncodedRequest:
             width = encoder.width(asked.dimensions)
             found = await encoder.vectors(asked.input, request, truncate=asked.truncate)
             self._n_tokens = found.n_tokens
-            values = await encoder.run_blocking(lambda: normalised(found.values[:, :width]))
+            values = await encoder.model.run_blocking(lambda: normalised(found.values[:, :width]))
             return _vectors(asked.id, values.astype("<f4", copy=False))
         found = await encoder.scores(asked.query, asked.documents, request, truncate=asked.truncate)
         self._n_tokens = found.n_tokens
-        best = await encoder.run_blocking(lambda: found.best(asked.top_n))
+        best = await encoder.model.run_blocking(lambda: found.best(asked.top_n))
         return iter([Scores(asked.id, tuple(Score(at, score) for at, score in best))])
 
     def _failed(self, code: Code, why: str) -> Eos:
@@ -164,7 +164,7 @@ async def tell_loading(
     """Say what a request waits for that waits for its model, each time that this has changed, until the wait is over."""
     told = None
     while (awaited := waiting.awaited) is not None:
-        found = Loading(request, awaited.names[0], awaited.wait, round(awaited.progress, 3))
+        found = Loading(request, awaited.names[0], awaited.wait_reason, round(awaited.progress, 3))
         if found != told and found.state:
             told = found
             say(found)

@@ -356,31 +356,19 @@ _ORDER: Final[Sequence[str]] = ("text", "vectors", "scores")
 
 def models_info(service: Service) -> tuple[ModelInfo, ...]:
     """Describe the models, those that write first."""
-    loaded = (
+    found = [
         ModelInfo(
-            name=served.bounds.model,
-            gives=served.gives,
-            size_bytes=served.model.size_bytes,
-            n_ctx=served.bounds.n_ctx_seq,
+            name=model.names[0],
+            state=model.state,
+            progress=round(model.progress, 3),
+            gives=model.kind,
+            size_bytes=model.size if model.loaded is None else model.loaded.facts.size_bytes,
+            n_ctx=model.n_ctx if model.loaded is None else model.loaded.bounds.n_ctx_seq,
         )
-        for served in service.models
-        if served.is_alive and not service.is_hidden(served)
-    )
-    shelf = service.shelf
-    absent = () if shelf is None else [e for e in shelf.entries if not e.hidden and e.wait]
-    unloaded = (
-        ModelInfo(
-            name=entry.names[0],
-            state=entry.state,
-            progress=round(entry.progress, 3),
-            gives=entry.gives,
-            size_bytes=entry.size,
-            n_ctx=entry.n_ctx,
-        )
-        for entry in absent
-    )
-    every = (*loaded, *unloaded)
-    return tuple(sorted(every, key=lambda one: _ORDER.index(one.gives)))
+        for model in service.models.models
+        if not model.is_hidden
+    ]
+    return tuple(sorted(found, key=lambda one: _ORDER.index(one.gives)))
 
 
 def prefixes_event(report: PrefixReport, user: str) -> Prefixes:

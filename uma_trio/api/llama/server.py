@@ -40,8 +40,9 @@ from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Headers, Reply
 from uma_trio.service.ask import Chat, Refusal
 from uma_trio.service.checks import utf8_length
-from uma_trio.service.served import Derivation
+from uma_trio.service.preparing import render
 from uma_trio.sockets.principal import Principal
+from uma_trio.text.derivation import Derivation
 
 _MAX_PIECES = 262_144
 _ANY_SEED = 0xFFFFFFFF  # llama-server's word for a fresh one for each request
@@ -105,9 +106,9 @@ async def props(exchange: Exchange, context: Context) -> Reply:
             "total_slots": served.slots,
             "model_alias": served.bounds.model,
             # Its file without the folders, which are nobody's business; clients take a name from it.
-            "model_path": PurePath(served.model.path).name,
+            "model_path": PurePath(served.facts.path).name,
             "modalities": {"vision": False, "audio": False},
-            "chat_template": served.model.chat_template or "",
+            "chat_template": served.facts.chat_template or "",
             "chat_template_caps": _caps(derived),
             "build_info": f"uma-trio {__version__}",
             "is_sleeping": False,
@@ -142,7 +143,7 @@ async def slots(exchange: Exchange, context: Context) -> Reply:
             found += await _slots_of(each, exchange.principal, len(found))
         except Refusal as refusal:  # it is unloaded, and has no slots any more
             ended = refusal
-    if ended is not None and not found and context.service.shelf is None:
+    if ended is not None and not found and not context.service.models.can_swap:
         raise ended
     return _json(found)
 
@@ -175,7 +176,7 @@ async def _slots_of(context: Context, viewer: Principal, first: int) -> list[dic
 
 async def adapters(exchange: Exchange, context: Context) -> Reply:
     """List the LoRA adapters of a model (`?model=`), by the numbers that `lora` of a body has. Requests that name none use none."""
-    known = context.service.adapters(exchange.head.query.get("model"))
+    known = context.service.models.resolve(exchange.head.query.get("model")).known_adapters
     found = [
         {"id": n, "name": one.name, "path": one.path.name, "scale": 0.0, "default_scale": one.scale}
         for n, one in enumerate(known)
@@ -257,7 +258,7 @@ async def apply_template(exchange: Exchange, context: Context) -> Reply:
     chat, named, headers = (await take(exchange, context, read)).value
     exchange.expect_document(headers)
     async with context.using(named) as context:
-        prompt = await context.served.render(chat)
+        prompt = await render(context.served, chat)
     headers = (*headers, *reshaped_header(prompt.reshaped))
     return Reply(200, msgspec.json.encode({"prompt": prompt.text}), headers=headers)
 

@@ -82,17 +82,17 @@ class _Ollama(Api[B]):
         if getattr(body, "messages" if cls.is_chat else "prompt") or body.keep_alive != 0:
             return None
         named, service = body.model, context.service
-        entry = service.configured(named, "text", exact=True)
+        model = service.models.resolve(named, "text", exact=service.models.can_swap)
         ignored = list(decoded.ignored)
-        if entry is None:
+        if not service.models.can_swap:
             required_model(named, context.of(named))
         if not keeps_loaded(body.keep_alive, service, origin.principal, named):
             if context.settings.strict:
                 raise would_be_ignored("keep_alive")
             ignored.append("keep_alive")
-        is_loaded = entry is None or (not origin.principal.is_operator and not entry.wait)
-        model = named or (context.served.bounds.model if entry is None else entry.names[0])
-        form = _form(model, to_chat=cls.is_chat)
+        stays = not service.models.can_swap or not origin.principal.is_operator
+        is_loaded = stays and not model.wait_reason
+        form = _form(named or model.names[0], to_chat=cls.is_chat)
         document = form.loaded("load" if is_loaded else "unload")
         return Reply(200, written(document), headers=ignored_header(ignored))
 

@@ -17,9 +17,9 @@ from uma_trio.http import sse
 from uma_trio.http.errors import Fault
 from uma_trio.http.message import Reply
 from uma_trio.http.writing import Part, joined, written
+from uma_trio.models.loaded import LoadedModel
+from uma_trio.models.model import Model
 from uma_trio.service.generation import Generation
-from uma_trio.service.served import ServedModel
-from uma_trio.service.shelf import ShelfEntry
 
 _CONTENT_TYPE: Final = "application/x-ndjson"
 # White space before the next document. Clients decode each line, also an empty one.
@@ -74,14 +74,14 @@ class Form:
 def telling(form: Form) -> LoadTelling:
     """Return how a stream tells that its model is loaded: by documents without text, with `load_progress`."""
 
-    def loading(entry: ShelfEntry) -> bytes:
-        told = {"state": entry.wait, "progress": round(entry.progress, 3)}
+    def loading(model: Model) -> bytes:
+        told = {"state": model.wait_reason, "progress": round(model.progress, 3)}
         return _line({**form.part(), "load_progress": told})
 
     return LoadTelling(_CONTENT_TYPE, loading, lambda fault, _name: _line(error_of(fault)))
 
 
-def scores(tokens: Sequence[TokenOut], served: ServedModel) -> dict[str, Any]:
+def scores(tokens: Sequence[TokenOut], served: LoadedModel) -> dict[str, Any]:
     """Return the member with the probabilities of tokens; nothing if nobody asked."""
     found = chat_logprobs(tokens, served)
     return {} if found is None else {"logprobs": found["content"]}
@@ -116,7 +116,7 @@ class Lines(Encoder):
 
     content_type = _CONTENT_TYPE
 
-    def __init__(self, form: Form, generation: Generation, served: ServedModel) -> None:
+    def __init__(self, form: Form, generation: Generation, served: LoadedModel) -> None:
         self._form = form
         self._served = served
         self._reading = generation.reading

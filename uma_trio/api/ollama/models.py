@@ -16,11 +16,12 @@ from uma_trio.api.bodies import BodySpec, decode_body
 from uma_trio.api.context import Context
 from uma_trio.api.ollama.bodies import required_model, tagged
 from uma_trio.api.openai.models import CAPABILITIES, listed, not_loaded, shown
+from uma_trio.backend.base import ModelFacts
 from uma_trio.http.errors import Fault
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
 from uma_trio.http.page import is_browser, to_page
-from uma_trio.service.shelf import ModelFacts, ShelfEntry
+from uma_trio.models.model import Model
 
 
 class ShowBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,32 +66,35 @@ async def ps(exchange: Exchange, context: Context) -> Reply:
 
 def _until(context: Context) -> str:
     """Return when a model is unloaded, which is never unless it has a time to live."""
-    entry = context.service.entry(context.served.bounds.model)
-    if entry is None or entry.expires_s is None:
+    model = context.service.models.resolve(context.served.bounds.model)
+    expires_s = model.expires_s if context.service.models.can_swap else None
+    if expires_s is None:
         return _NEVER
-    until = datetime.now(UTC) + timedelta(seconds=min(entry.expires_s, _CENTURY_S))
+    until = datetime.now(UTC) + timedelta(seconds=min(expires_s, _CENTURY_S))
     return until.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 async def show(exchange: Exchange, context: Context) -> Reply:
     """Describe a model: its template, its figures, and what it can do. One that is not loaded is not loaded for this."""
     named = (await decode_body(exchange, context, SHOW)).model
-    entry = context.service.configured(named, exact=context.settings.strict)
-    if entry is not None and entry.wait:
-        facts = await entry.facts()
-        can = [CAPABILITIES[entry.gives]]
-        can += ["tools"] if facts.chat_template and entry.gives == "text" else []
-        n_ctx = entry.n_ctx or facts.n_ctx_train
+    # Of a single model `required_model` refuses other names, as Ollama does.
+    models = context.service.models
+    model = models.resolve(named, exact=context.settings.strict and models.can_swap)
+    if model.wait_reason:
+        facts = await model.facts()
+        can = [CAPABILITIES[model.kind]]
+        can += ["tools"] if facts.chat_template and model.kind == "text" else []
+        n_ctx = model.n_ctx or facts.n_ctx_train
         return _json(_described(facts, n_ctx, can) | {"modified_at": _UNKNOWN})
     context = context.of(named)
     required_model(named, context)
     served = context.served
     with context.using_loaded(served):
         derived = await served.derivation()
-    can = [CAPABILITIES[served.gives]]
+    can = [CAPABILITIES[served.kind]]
     if derived is not None:
         can += ["tools", "thinking"] if derived.can_reason else ["tools"]
-    described = _described(served.model, served.bounds.n_ctx_seq, can)
+    described = _described(served.facts, served.bounds.n_ctx_seq, can)
     return _json(described | {"modified_at": _since(context)})
 
 
@@ -124,22 +128,23 @@ async def no_store(exchange: Exchange, context: Context) -> Reply:
 
 
 def _entry(name: str, context: Context) -> dict[str, Any]:
-    info, entry = context.served.model, context.service.entry(context.served.bounds.model)
+    info = context.served.facts
+    model = context.service.models.resolve(context.served.bounds.model)
     return {
         "name": tagged(name),
         "model": tagged(name),
         "modified_at": _since(context),
         "size": info.size_bytes,
-        "digest": _digest(info.path if entry is None else entry.path),
+        "digest": _digest(model.path),
         "details": _details(info),
     }
 
 
-def _absent(entry: ShelfEntry) -> dict[str, Any]:
+def _absent(model: Model) -> dict[str, Any]:
     """Return a configured model that is not loaded: little is known of it."""
-    name = tagged(entry.names[0])
+    name = tagged(model.names[0])
     details = {**details_of({}, "", 0), "parameter_size": ""}
-    known = {"size": entry.size, "digest": _digest(entry.path), "details": details}
+    known = {"size": model.size, "digest": _digest(model.path), "details": details}
     return {"name": name, "model": name, "modified_at": _UNKNOWN, **known}
 
 

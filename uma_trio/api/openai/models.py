@@ -14,7 +14,7 @@ from uma_trio.api.context import Context
 from uma_trio.http.errors import Fault
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.service.shelf import ShelfEntry
+from uma_trio.models.model import Model
 from uma_trio.words import Gives
 
 
@@ -41,7 +41,7 @@ async def models(exchange: Exchange, context: Context) -> Reply:
     """List the models, loaded ones once under each name that the operator gave them."""
     named = [(each, name) for each in shown(context) for name in listed(each)]
     if _is_anthropics(exchange):
-        named = [(each, name) for each, name in named if each.served.gives == "text"]
+        named = [(each, name) for each, name in named if each.served.kind == "text"]
         entries = [_entry(each, name) for each, name in named]
         ids: list[str | None] = [name for _, name in named]
         ids = ids or [None]
@@ -57,11 +57,11 @@ async def models(exchange: Exchange, context: Context) -> Reply:
 async def model(exchange: Exchange, context: Context) -> Reply:
     """Describe a model, loaded or not. The only one has any name; a strict daemon answers 404 to other names."""
     _, _, name = exchange.head.path.partition("/models/")
-    absent = context.service.configured(name, exact=context.settings.strict)
-    if absent is not None and absent.wait:
+    found = context.service.models.resolve(name, exact=context.settings.strict)
+    if found.wait_reason:
         if _is_anthropics(exchange):
-            return _json(_anthropic(name, absent.n_ctx, _UNKNOWN))
-        return _json({**_unloaded(absent), "id": name})
+            return _json(_anthropic(name, found.n_ctx, _UNKNOWN))
+        return _json({**_unloaded(found), "id": name})
     context = context.of(name)
     bounds = context.served.bounds
     if context.settings.strict and not bounds.names(name):
@@ -76,37 +76,36 @@ async def load(exchange: Exchange, context: Context) -> Reply:
     """Load a configured model; the answer comes when it is loaded. Who leaves before ends the loading for nobody else."""
     named = (await decode_body(exchange, context, NAMED)).model
     exchange.expect_document()
-    return _json({"success": True, "model": await context.service.load(named)})
+    return _json({"success": True, "model": await context.service.models.load(named)})
 
 
 async def unload(exchange: Exchange, context: Context) -> Reply:
     """Unload a configured model that no request has; the answer comes when its memory is free."""
     named = (await decode_body(exchange, context, NAMED)).model
     exchange.expect_document()
-    return _json({"success": True, "model": await context.service.unload(named)})
+    return _json({"success": True, "model": await context.service.models.unload_by_name(named)})
 
 
-def not_loaded(context: Context) -> list[ShelfEntry]:
+def not_loaded(context: Context) -> list[Model]:
     """Return the configured models that are not in memory, without the hidden ones."""
-    shelf, loaded = context.service.shelf, ("loaded", "draining")
-    every = () if shelf is None else shelf.entries
-    return [one for one in every if one.state not in loaded and not one.hidden]
+    every = context.service.models.models
+    return [model for model in every if model.loaded is None and not model.is_hidden]
 
 
-def _unloaded(entry: ShelfEntry) -> dict[str, Any]:
-    state = "unloaded" if entry.state == "unloading" else entry.state
+def _unloaded(model: Model) -> dict[str, Any]:
+    state = "unloaded" if model.is_unloading else model.state
     status: dict[str, Any] = {"value": state}
     if state == "loading":
-        status |= {"progress": round(entry.progress, 3), "detail": entry.wait}
+        status |= {"progress": round(model.progress, 3), "detail": model.wait_reason}
     if state == "failed":
-        status |= {"failed": True, "detail": entry.wait}
+        status |= {"failed": True, "detail": model.wait_reason}
     return {
-        "id": entry.names[0],
+        "id": model.names[0],
         "object": "model",
         "created": 0,
         "owned_by": "uma-trio",
-        "aliases": list(entry.names[1:]),
-        "capabilities": [CAPABILITIES[entry.gives]],
+        "aliases": list(model.names[1:]),
+        "capabilities": [CAPABILITIES[model.kind]],
         "status": status,
     }
 
@@ -143,7 +142,8 @@ def shown(context: Context) -> list[Context]:
     return [
         each
         for each in context.each()
-        if each.served.is_alive and not each.service.is_hidden(each.served)
+        if each.served.is_alive
+        and not each.service.models.resolve(each.served.bounds.model).is_hidden
     ]
 
 
@@ -155,7 +155,7 @@ def listed(context: Context) -> list[str]:
 
 def _model(context: Context, name: str) -> dict[str, Any]:
     served = context.served
-    info = served.model
+    info = served.facts
     every = (served.bounds.model, *served.bounds.aliases)
     return {
         "id": name,
@@ -163,7 +163,7 @@ def _model(context: Context, name: str) -> dict[str, Any]:
         "created": context.started,
         "owned_by": "uma-trio",
         "aliases": [other for other in every if other != name],
-        "capabilities": [CAPABILITIES[served.gives]],
+        "capabilities": [CAPABILITIES[served.kind]],
         "status": {"value": "loaded"},
         "max_model_len": served.bounds.n_ctx_seq,
         "defaults": dict(served.defaults),
@@ -181,7 +181,7 @@ def _model(context: Context, name: str) -> dict[str, Any]:
 def _native(context: Context) -> dict[str, Any]:
     """Return a model as llama-server lists it, with what Ollama calls its capabilities."""
     name = context.served.bounds.model
-    can = CAPABILITIES[context.served.gives]
+    can = CAPABILITIES[context.served.kind]
     return {"name": name, "model": name, "type": "model", "capabilities": [can]}
 
 

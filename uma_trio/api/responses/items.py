@@ -14,8 +14,8 @@ from uma_trio.api.responses.messages import Tools, seal, seal_summary
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.http.errors import Fault
 from uma_trio.http.writing import kept
+from uma_trio.models.loaded import LoadedModel
 from uma_trio.service.reading import Reading
-from uma_trio.service.served import ServedModel
 
 _PREFIX = {"text": "msg", "thought": "rs", "call": "fc", "compaction": "cmp"}
 
@@ -28,7 +28,7 @@ class Items:
     """
 
     def __init__(
-        self, name: str, served: ServedModel, tools: Tools, *, summarises: bool, seals: bool
+        self, name: str, served: LoadedModel, tools: Tools, *, summarises: bool, seals: bool
     ) -> None:
         self.summarises = summarises
         self._name = name

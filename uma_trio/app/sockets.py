@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from uma_trio.app.wiring_http import http_port
+from uma_trio.app.http import http_port
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.observe import log
