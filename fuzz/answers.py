@@ -204,7 +204,7 @@ WANTED = {
     "on": ("hits, saved", "hits, fork"),
     "disturbed": (
         "hits, leaf", "hits, running", "hits, saved", "hits, fork", "preemptions", "pages evicted",
-        "times all leaves went", "times cells were moved", "pages cleared",
+        "times all leaves went", "pages cleared",
         "failures, copy", "failures, save", "failures, restore", "failures, move",
     ),
 }  # fmt: skip

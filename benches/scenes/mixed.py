@@ -9,7 +9,7 @@ its 95th percentile of the time between tokens, and *p95*, *p99*, those of the w
 tokens of all four clients, and *prompt t/s* the prompt tokens that were computed for them. Compared are this daemon, at its
 default pace and at `--reading-pace 0`, one llama-server with a slot for each client, and *separate*: each client with a
 llama-server of its own, as where each application loads the model, with as many threads each. *PSS* is the memory of all
-processes together. *bytes a token* and *efficiency* are the daemon's own metrics `sum_bmt_mb_per_token` and
+processes together, *GPU MiB* what is in use of that of the GPU. *bytes a token* and *efficiency* are the daemon's own metrics `sum_bmt_mb_per_token` and
 `scheduler_efficiency`; *GPU idle* is what the driver reports, where there is one.
 """
 
@@ -41,7 +41,7 @@ PATIENCE_S = 600.0
 _TABLE = Table("", (
     ("t/s", "tokens_s", 1), ("prompt t/s", "prompt_s", 0), ("p95 alone ms", "alone_ms", 1), ("p95 ms", "p95_ms", 1),
     ("p99 ms", "p99_ms", 1), ("p95 by alone", "p95_x", 2), ("TTFT p50 ms", "ttft_ms", 0),
-    ("PSS MiB", "pss_mib", 0), ("MB a token", "mb_per_token", 0), ("efficiency", "efficiency", 2),
+    ("PSS MiB", "pss_mib", 0), ("GPU MiB", "gpu_mib", 0), ("MB a token", "mb_per_token", 0), ("efficiency", "efficiency", 2),
     ("GPU idle %", "gpu_idle_pct", 0), ("others %", "others_pct", 0),
 ))  # fmt: skip
 
@@ -58,10 +58,11 @@ class Load:
 
 
 class _Idle:
-    """Samples how busy the GPU is, each half second; None where no driver tells."""
+    """Samples how busy the GPU is and what is in use of its memory, each half second; None where no driver tells."""
 
     def __init__(self) -> None:
         self._busy: list[float] = []
+        self.mib: float | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._known = shutil.which("nvidia-smi") is not None
@@ -77,11 +78,14 @@ class _Idle:
             self._thread.join()
 
     def _run(self) -> None:
-        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        query = "--query-gpu=utilization.gpu,memory.used"
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
         while not self._over.wait(0.5):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             with contextlib.suppress(ValueError):
-                self._busy.append(float(done.stdout.splitlines()[0]))
+                busy, mib = map(float, done.stdout.splitlines()[0].split(","))
+                self._busy.append(busy)
+                self.mib = max(mib, self.mib or 0.0)
 
     @property
     def percent(self) -> float | None:
@@ -134,6 +138,8 @@ def play(load: Load, running: Sequence[servers.Running], seed: str) -> Row:
         "p99_ms": max(percentile(gaps, 99) for gaps in worst if gaps),
         "ttft_ms": percentile(waits, 50),
         "pss_mib": memory,
+        "gpu_mib": idle.mib,
+        "memory_mib": memory + (idle.mib or 0.0),
         "gpu_idle_pct": idle.percent,
         "mb_per_token": metrics.get("sum_bmt_mb_per_token"),
         "efficiency": metrics.get("scheduler_efficiency"),
@@ -186,7 +192,7 @@ def verdicts(medians: Medians) -> Iterator[str]:
         yield contest.verdict(f"{mine.name}: p95 by alone", medians(mine, "p95_x"), 1.2)
         for figure, text, goal, at_most in (
             ("tokens_s", "tokens/s by separate servers", 1.3, False),
-            ("pss_mib", "memory by separate servers", 0.35, True),
+            ("memory_mib", "memory by separate servers", 0.35, True),
         ):
             value = medians(mine, figure)
             other = None if apart is None else medians(apart, figure)
