@@ -205,7 +205,7 @@ WANTED = {
     "disturbed": (
         "hits, leaf", "hits, running", "hits, saved", "hits, fork", "preemptions", "pages evicted",
         "times all leaves went", "pages cleared",
-        "failures, copy", "failures, save", "failures, restore", "failures, move",
+        "failures, copy", "failures, save", "failures, restore",
     ),
 }  # fmt: skip
 

@@ -416,13 +416,15 @@ def figures(turns: Sequence[Played], limits: Limits, seconds: float) -> Row:
 
 def held(medians: Medians, system: System, limits: Limits) -> int:
     """Return how many agents a server holds: the most, up to the first number at which it fails."""
-    most = 0
-    for each in medians.systems:
-        if (each.family, each.knob) == (system.family, system.knob):
-            ttft, pace = medians(each, "later_p95_s"), medians(each, "pace_p5")
-            if ttft is None or pace is None or ttft > limits.ttft_s or pace < limits.pace:
-                break
-            most = int(each.case.partition("=")[2])
+    most, own = 0, (system.family, system.knob)
+    mine = [each for each in medians.systems if (each.family, each.knob) == own]
+    for n, each in sorted(
+        ((int(each.case.partition("=")[2]), each) for each in mine), key=lambda pair: pair[0]
+    ):
+        ttft, pace = medians(each, "later_p95_s"), medians(each, "pace_p5")
+        if ttft is None or pace is None or ttft > limits.ttft_s or pace < limits.pace:
+            break
+        most = n
     return most
 
 

@@ -76,6 +76,10 @@ class Saving:
         # A page saved behind the window of its own end lacks cells that the next one needs.
         self._can = store.budget > 0 and not 0 < window < PAGE
 
+    def now(self) -> float:
+        """Return the time by which leaves are used."""
+        return self._clock()
+
     @property
     def due(self) -> bool:
         """Whether there is a leaf to save."""
