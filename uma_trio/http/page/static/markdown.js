@@ -4,7 +4,8 @@
 import { button, copy, el } from "./dom.js";
 
 const DEADLINE_MS = 2500;
-const LONGEST_TEXT = 300_000, LONGEST_HTML = 600_000, LONGEST_FORMULA = 4000; // characters; what is longer is shown as it was written
+// Characters, and blocks of a text. What has more is shown as it was written.
+const LONGEST_TEXT = 300_000, LONGEST_HTML = 600_000, LONGEST_FORMULA = 4000, MOST_BLOCKS = 2000;
 const SLICE_MS = 8;
 
 const TAGS = ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "input", "li", "ol", "p", "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"];
@@ -44,12 +45,13 @@ function workerUrl() {
 
 function startWorker() {
 	isReady = false;
-	worker = new Worker(workerUrl(), { type: "module" });
-	worker.onmessage = ({ data }) => {
+	const mine = worker = new Worker(workerUrl(), { type: "module" });
+	mine.onmessage = ({ data }) => {
+		if (mine !== worker) return; // it was ended, and had answered meanwhile
 		if (data.isReady) isReady = true; else finish(data.blocks);
 		next();
 	};
-	worker.onerror = () => { isBroken = true; };
+	mine.onerror = () => { isBroken = true; };
 }
 
 /** Show a text in an element, now or when it is formatted. A text that grows is shown as fast as it can be formatted. */
@@ -94,7 +96,7 @@ function finish(blocks) {
 	const element = current;
 	clearTimeout(deadline);
 	current = null;
-	if (blocks && blocks.every((html) => html.length < LONGEST_HTML)) place(element, blocks);
+	if (blocks && blocks.length <= MOST_BLOCKS && blocks.every((html) => html.length < LONGEST_HTML)) place(element, blocks);
 	else {
 		refused.add(element);
 		showPlain(element, shown.get(element).text);
