@@ -23,8 +23,6 @@ from benches.peers import NoPeers, programs
 from benches.report import note
 
 Arguments = Callable[[argparse.ArgumentParser], object]
-Charts = Callable[[Medians, str], Iterable[Path]]
-"""Draws what was measured, with a caption, and returns the files."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class Comparison:
     bars: Mapping[str, str] = field(default_factory=dict)
     targets: Mapping[str, float] = field(default_factory=dict)
     curves: tuple[str, str, tuple[str, str]] | None = None
-    charts: Charts = lambda _medians, _caption: ()
 
 
 @dataclass(frozen=True)
@@ -181,14 +178,13 @@ def compare(
 
 def _draw(name: str, found: Comparison, medians: Medians, caption: str) -> Iterable[Path]:
     """Draw the charts of a comparison and yield their files."""
-    yield from found.charts(medians, caption)
     if found.bars:
         panels = {title: medians.by_name(figure) for title, figure in found.bars.items()}
         yield from chart.bars(name, panels, found.targets, caption)
     if found.curves is not None:
         title, figure, labels = found.curves
         series = {title: medians.by_case(figure)}
-        yield from chart.lines(name, series, labels, caption, doubling=True)
+        yield from chart.lines(name, series, labels, caption)
 
 
 def _common_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What one server goes through: reading alone, in a storm of prompts, beside streams and a paste.
+"""What one server goes through: reading alone, in a storm of prompts, beside streams.
 
 All scenes of one repetition run on one server process, one after another, so that every ratio is
 of figures that are seconds apart. Between scenes a short request shows that the server is done
@@ -16,7 +16,6 @@ from benches import clients
 from benches.clients import Answer, Job, NotServed, Wire, checked
 from benches.live import Endless, Live, Stream, drive
 from benches.pace import Pace, pace, rate, ratios, tokens_within
-from benches.processes import Connect
 from uma_trio_sim.latency import median
 
 Figures = dict[str, object]
@@ -34,15 +33,11 @@ class Script:
     storm_s: float = 7.0
     newcomers_s: float = 2.0
     decoders_s: float = 3.0
-    paste_s: float = 0.0  # 0: no such scene
     interactive: int = 1
     background: int = 3
     prompt_tokens: int = 506
     chat_tokens: int = 30
-    paste_tokens: int = 3000
     stream_tokens: int = 2000
-    bursts: tuple[int, ...] = ()  # how many ask at the same moment, each of these in turn
-    burst_tokens: int = 40  # of each prompt, and of each answer
 
     @property
     def seconds(self) -> float:
@@ -50,30 +45,26 @@ class Script:
         lone = 2.0 if self.interactive > 1 else 0.0
         return (
             3.5 + self.solo_s + lone + _AFTER_S + 1 + self.storm_s + self.newcomers_s
-            + 0.5 + self.decoders_s + self.paste_s + 2.0 * len(self.bursts)
+            + 0.5 + self.decoders_s
         )  # fmt: skip
 
     @property
     def slots(self) -> int:
         """How many requests are in flight at once at the most."""
-        return max(self.background + self.interactive + 1, *self.bursts, 0)
+        return self.background + self.interactive + 1
 
     @property
     def cells(self) -> int:
         """A context that holds the largest scene."""
         streams = (self.background + self.interactive) * (self.stream_tokens + self.chat_tokens)
         storm = self.background * (self.prompt_tokens + 8)
-        return -(-(streams + storm + self.paste_tokens + 64) // 1024) * 1024
+        return -(-(streams + storm + 64) // 1024) * 1024
 
 
 class Scenes:
     """One server, one script, one seed; each method is a scene and returns its figures."""
 
-    def __init__(
-        self, wire: Wire, script: Script, seed: str, background: Sequence[Connect] = ()
-    ) -> None:
-        """`background` is how each client of the load connects, if not as everybody does."""
-        self._background = background or [wire.connect] * script.background
+    def __init__(self, wire: Wire, script: Script, seed: str) -> None:
         self._wire = wire
         self._script = script
         self._seed = seed
@@ -90,24 +81,7 @@ class Scenes:
         found |= self._again(solo)
         if self._script.decoders_s:
             found |= self._decoders(solo)
-        if self._script.paste_s:
-            found |= self._paste(solo)
-        for n in self._script.bursts:
-            found |= self._burst(n)
         return found
-
-    def _burst(self, n: int) -> Figures:
-        """Have `n` people ask at the same moment, while nothing else runs."""
-        tokens = self._script.burst_tokens
-        jobs = [self._job(tokens, tokens, "interactive") for _ in range(n)]
-        answers = checked(drive(self._wire, jobs))
-        self._settle()
-        took_s = max(a.times[-1] for a in answers) - min(a.sent for a in answers)
-        return {
-            f"burst{n}_ttft_ms": median([1e3 * (a.ttft_s or 0.0) for a in answers]),
-            f"burst{n}_tokens_s": sum(len(a.times) for a in answers) / took_s,
-            f"burst{n}_n": n,
-        }
 
     def _job(self, prompt_tokens: int, max_tokens: int, lane: str, **more: bool) -> Job:
         """Return a request with a prompt that nobody has sent before."""
@@ -175,8 +149,8 @@ class Scenes:
         with self._scene() as live:
             live.watch()
             prompts = Endless(live, self._prompt)
-            for connect in self._background:
-                prompts.send(connect)
+            for _ in range(script.background):
+                prompts.send()
             live.run(self._random.uniform(0.7, 1.0))  # till prompts are really being computed
             people = self._read(live, script.interactive, script.storm_s, _MOST_STRETCH)
             end = _last_read(people)
@@ -210,8 +184,8 @@ class Scenes:
             live.watch()
             people = self._read(live, script.interactive, 1.0)
             prompts = Endless(live, self._prompt)
-            for connect in self._background:
-                prompts.send(connect)
+            for _ in range(script.background):
+                prompts.send()
             live.run(self._random.uniform(0.7, 1.0))
             begin = live.now
             live.run(script.storm_s)
@@ -258,11 +232,8 @@ class Scenes:
         script = self._script
         with self._scene() as live:
             others = [
-                live.start(
-                    self._job(script.chat_tokens, script.stream_tokens, "background"),
-                    connect=connect,
-                )
-                for connect in self._background
+                live.start(self._job(script.chat_tokens, script.stream_tokens, "background"))
+                for _ in range(script.background)
             ]
             live.run(2.0, lambda: all(len(s.reads) > 2 for s in others))
             people = self._read(live, script.interactive, script.decoders_s, _MOST_STRETCH)
@@ -274,27 +245,6 @@ class Scenes:
             **_loaded("decoders", _pace(read), solo),
             "decoders_tokens_s": tokens / (end - begin) if end > begin else None,
             "decoders_tokens": tokens,
-        }
-
-    def _paste(self, solo: Pace) -> Figures:
-        """Read while somebody else pastes a long document, without saying what it is."""
-        script = self._script
-        with self._scene() as live:
-            live.watch()
-            people = [live.start(self._chat()) for _ in range(script.interactive)]
-            live.run(3.5)  # past their first impression: that is the storm's to test
-            paste = live.start(self._job(script.paste_tokens, 1, "interactive", progress=True))
-            live.run(script.paste_s)
-            few = lambda: all(_last_read([s]) > paste.sent + 0.5 for s in people)  # noqa: E731
-            live.run(script.paste_s, few)
-            end = min(_last_read(people), paste.reads[-1][0] if paste.whole else float("inf"))
-        read, pasted = checked(live.answers(people)), checked(live.answers([paste]))
-        beside = [_during(a.times, paste.sent, end) for a in read]
-        ttft = pasted[0].ttft_s
-        return {
-            **_loaded("paste", pace([t[0] for t in beside if t], [t for t in beside if t]), solo),
-            "paste_tokens_s": rate(live.prompt_tokens(pasted), paste.sent, end),
-            "paste_ttft_s": ttft,
         }
 
 

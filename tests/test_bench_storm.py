@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,9 +14,7 @@ from benches import contest, driver, servers
 from benches.clients import Answer, Event, FramedWire, Job, Read, SseWire, frame
 from benches.live import Endless, Live
 from benches.pace import Pace, Point, judge, pace, rate, ratios, tokens_within
-from benches.processes import processes
 from benches.scenes import storm
-from uma_trio.sockets.peers import peer_of
 
 SOLO = Pace(n=100, p50=8, p95=10, p99=12, worst=20, worst_startup=20, ttft=50, ttf5=80)
 
@@ -197,26 +193,6 @@ def test_a_peer_tells_the_progress_of_each_prompt() -> None:
     assert answer.progress == [(2.0, 4)]
 
 
-def test_each_client_of_the_load_can_be_a_process(tmp_path: Path) -> None:
-    """The daemon goes by who connected; one process has one name however often it connects."""
-    with contextlib.ExitStack() as stack, socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(tmp_path / "s"))
-        door.listen()
-        for connect in stack.enter_context(processes(FramedWire(tmp_path / "s"), 2)) * 2:
-            stack.enter_context(connect())
-        accepted = [stack.enter_context(door.accept()[0]) for _ in range(4)]
-        pids = {peer_of(sock).pid for sock in accepted}
-    assert len(pids) == 2
-    assert os.getpid() not in pids
-
-
-def test_a_server_that_does_not_ask_has_one_client() -> None:
-    """llama-server has no clients to tell apart."""
-    wire = SseWire(1)
-    with processes(wire, 2) as clients:
-        assert clients == [wire.connect] * 2
-
-
 def asked(scene: str, words: str) -> argparse.Namespace:
     """Return the parsed options of a scene."""
     return driver.load()[scene].parser().parse_args(words.split())
@@ -234,9 +210,9 @@ def test_a_quick_run_and_a_whole_one_are_bounded() -> None:
 
 def test_every_scene_fits_into_the_context() -> None:
     """No request may be refused for want of room."""
-    script = storm.script_of(asked("storm", "--interactive 3 --paste"))
+    script = storm.script_of(asked("storm", "--interactive 3"))
     streams = 6 * (script.stream_tokens + script.chat_tokens)
-    assert script.cells >= streams + 3 * script.prompt_tokens + script.paste_tokens
+    assert script.cells >= streams + 3 * script.prompt_tokens
     assert script.slots == 7
 
 

@@ -2,34 +2,30 @@
 
     python -m benches storm                 everything, medians of 3 (under 12 minutes)
     python -m benches storm --quick         a short look at everything (under 4 minutes)
-    python -m benches storm --interactive 3 --paste
+    python -m benches storm --interactive 3
     python -m benches storm --caps 2 --batch 16 --repetitions 5
-    python -m benches storm --caps 1.2 --bursts 4 8 16 --seconds 12
-    python -m benches storm --caps 1.2 --processes    the load comes from a process for each client
 
 Three loads, each against the same reader alone, seconds earlier on the same server: a *storm*
 (3 background clients, unique prompts of 506 tokens one after another, 1 token each), *decoders*
-(3 background streams), and *newcomers* (short questions in the storm). ``--paste`` adds one big
-unlabelled prompt, ``--bursts`` so many people who ask at the same moment. Systems: the daemon
+(3 background streams), and *newcomers* (short questions in the storm). Systems: the daemon
 as it is by default and with each of ``--serve``, at several caps without a reading pace (or under another package's
-``--policies``), its baseline, and llama-server at several batch sizes, which is the knob it has for this. *by step* is by the step of the default contract: 40 ms or 1.2 times alone.
-What the figures mean is in benches/results/README.md. One client for all unless there are ``--processes``,
-prompts from a printed seed, greedy, fixed lengths.
+``--policies``), its baseline, and llama-server at several batch sizes, which is the knob it has for this. *by step* is
+by the step of the default contract: 40 ms or 1.2 times alone.
+What the figures mean is in benches/results/README.md. One client for all, prompts from a printed seed, greedy, fixed lengths.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benches import chart, contest, report, servers
+from benches import contest, report, servers
 from benches.contest import Medians, Row, Start, System, serving
 from benches.driver import Comparison, Here, Table, scene
 from benches.pace import Point, judge
-from benches.processes import processes
 from benches.reading import SAYS, Scenes, Script
 
 OURS, BASELINE, PEER = "uma-trio", "uma-trio baseline", "llama-server -kvu"
@@ -58,8 +54,7 @@ def systems(
     """Return everything that is compared."""
 
     def play(running: servers.Running, seed: str) -> Row:
-        with processes(running.wire, script.background if given.processes else 0) as clients:
-            found = Scenes(running.wire, script, seed, clients).play()
+        found = Scenes(running.wire, script, seed).play()
         return found | by_step(found)
 
     def ours(*flags: str) -> Start:
@@ -72,7 +67,7 @@ def systems(
         flags = ("--policy", policy, "--latency-cap", f"{cap:g}", "--reading-pace", "0")
         return serving(family, f"cap {cap:g}", ours(*flags, *undrafted), play)
 
-    # Each set of flags is a family of its own: the chart joins the caps only.
+    # Each set of flags is a family of its own: verdicts are about the caps only.
     found = [
         serving(f"{OURS} {text}".strip(), "", ours(*undrafted, *text.split()), play)
         for text in ("", *given.serve)
@@ -113,7 +108,7 @@ def _progress(row: Row) -> str:
 
 
 def points(medians: Medians, cost: str, gain: str) -> list[Point]:
-    """Return each system as a point of a chart; those without the figures are left out."""
+    """Return each system as a point; those without the figures are left out."""
     return [
         Point(system.family, system.knob, x, y)
         for system in medians.systems
@@ -146,23 +141,12 @@ TABLES = (
         ("worst 3 s x", "decoders_worst_startup_x", 2), ("TTF5 x", "decoders_ttf5_x", 2),
         ("background t/s", "decoders_tokens_s", 1),
     ), "decoders_n"),
-    Table("Paste: somebody sends a long document in the interactive lane", (
-        ("p50 x", "paste_p50_x", 2), ("p95 x", "paste_p95_x", 2), ("p99 x", "paste_p99_x", 2),
-        ("worst ms", "paste_worst", 0), ("prefill t/s", "paste_tokens_s", 0),
-        ("paste's TTFT s", "paste_ttft_s", 1),
-    ), "paste_n"),
     Table(
         "What the daemon says of itself at the end of the storm",
         tuple((name, f"says_{name}", 3) for name in SAYS[:-1]),
         "says_batch_calls_total",
     ),
 )  # fmt: skip
-
-
-def _burst_table(n: int) -> Table:
-    """Return the table of `n` people who ask at the same moment."""
-    columns = (("TTFT p50 ms", f"burst{n}_ttft_ms", 0), ("all tokens/s", f"burst{n}_tokens_s", 1))
-    return Table(f"Burst: {n} ask at the same moment", columns, f"burst{n}_n")
 
 
 def verdicts(medians: Medians) -> Iterator[str]:
@@ -201,8 +185,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="llama-server's -b; 0 is its default")  # fmt: skip
     add("--no-flash", type=int, nargs="*", default=[], metavar="N",
         help="llama-server's -b once more, each with -fa off")  # fmt: skip
-    add("--bursts", type=int, nargs="*", default=[], metavar="N",
-        help="also have so many people ask at the same moment")  # fmt: skip
     add(
         "--policies",
         nargs="+",
@@ -213,10 +195,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-baseline", action="store_true", help="leave out the daemon's baseline policy")
     add("--interactive", type=int, default=1, metavar="N", help="streams that are read")
     add("--background", type=int, default=3, metavar="N", help="clients that send prompts")
-    add("--processes", action="store_true",
-        help="each of these is a process: the daemon sees so many clients, and not one")  # fmt: skip
     add("--prompt-tokens", type=int, default=506, metavar="N", help="of each prompt of the storm")
-    add("--paste", action="store_true", help="also chat beside one big paste")
     add("--seconds", type=float, metavar="S", help="how long the stream in the storm is read")
 
 
@@ -226,8 +205,6 @@ def script_of(given: argparse.Namespace) -> Script:
         interactive=given.interactive,
         background=given.background,
         prompt_tokens=given.prompt_tokens,
-        paste_s=(4.0 if given.quick else 8.0) if given.paste else 0.0,
-        bursts=tuple(given.bursts),
     )
     if given.quick:
         script = replace(script, storm_s=4.5, newcomers_s=1.0, decoders_s=2.0)
@@ -248,20 +225,8 @@ def storm(given: argparse.Namespace, here: Here) -> Comparison:
         systems(setup, here.peers, given, script),
         seconds=script.seconds,
         minutes=3.9 if given.quick else 11.9,
-        tables=(*TABLES, *map(_burst_table, script.bursts)),
+        tables=TABLES,
         facts={"script": f"{script}, context {script.cells}, {script.slots} slots"},
         progress=_progress,
         verdicts=verdicts,
-        charts=draw,
     )
-
-
-def draw(medians: Medians, caption: str) -> Iterable[Path]:
-    """Draw a panel for each load that was played."""
-    panels = {
-        "storm of prompts": points(medians, "storm_p95_x", "storm_tokens_s"),
-        "background decoders": points(medians, "decoders_p95_x", "decoders_tokens_s"),
-        "chat against a paste": points(medians, "paste_p95_x", "paste_tokens_s"),
-    }
-    units = dict.fromkeys(panels, "prompt tokens/s") | {"background decoders": "generated tokens/s"}
-    return chart.pareto("storm", panels, units, caption)
