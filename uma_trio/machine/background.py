@@ -123,6 +123,14 @@ class Load:
         return max(TICK_SHARE * self.tick_s, spare_s * (PACE_SHARE if self.has_others else 1.0))
 
 
+class BackgroundFailed(Exception):
+    """A part of the background work of the `n`-th model raised the cause of this."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.n = n
+
+
 @define(eq=False)
 class BackgroundScheduler:
     """Gives the background work of all models its time.
@@ -188,16 +196,22 @@ class BackgroundScheduler:
         """Do a part while nothing is computed, since that time; return how long there is nothing to do, 0 if one was done.
 
         None if there is nothing.
+
+        Raises:
+            BackgroundFailed: a part raised.
         """
         now, next_at = self.clock(), math.inf
-        works = [work for background in models for work in background.works]
-        for work in sorted(works, key=lambda work: not work.makes_room):
-            part = work.claim(idle=True)
-            if part is None:
-                continue
-            at = max(since + (IDLE_S if part.least_s > QUICK_S else 0.0), part.at)
-            if at <= now:
-                work.advance(part.least_s, idle=True)
-                return 0.0
+        works = [(n, work) for n, background in enumerate(models) for work in background.works]
+        for n, work in sorted(works, key=lambda each: not each[1].makes_room):
+            try:
+                part = work.claim(idle=True)
+                if part is None:
+                    continue
+                at = max(since + (IDLE_S if part.least_s > QUICK_S else 0.0), part.at)
+                if at <= now:
+                    work.advance(part.least_s, idle=True)
+                    return 0.0
+            except Exception as error:
+                raise BackgroundFailed(n) from error
             next_at = min(next_at, at)
         return None if next_at == math.inf else next_at - now

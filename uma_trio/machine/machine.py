@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import trio
 from attrs import define, evolve
 
-from uma_trio.machine.background import IDLE_S, BackgroundScheduler
+from uma_trio.machine.background import IDLE_S, BackgroundFailed, BackgroundScheduler
 from uma_trio.machine.bell import Bell
 from uma_trio.machine.work import PART_S, Claim, Grant, Work, choose, free_s, leads
 
@@ -268,12 +268,15 @@ class Machine:
         try:
             return call()
         except Exception as error:
-            member.is_dead = True
-            if member in self._members:
-                self._leave(member)
-            died = error  # the name is unbound behind this block
-            self._post(lambda: self._forget(member, died))
+            self._end_member(member, error)
             return None
+
+    def _end_member(self, member: _Member, error: BaseException | None) -> None:
+        member.is_dead = True
+        if member in self._members:
+            self._leave(member)
+        died = error if isinstance(error, Exception) else RuntimeError("it failed")
+        self._post(lambda: self._forget(member, died))
 
     def _leave(self, member: _Member) -> None:
         self._members.remove(member)
@@ -284,9 +287,14 @@ class Machine:
     def _rest(self) -> None:
         if self._idle_since is None:
             self._idle_since = self._clock()
-        models = [member.work.background for member in self._members]
+        members = list(self._members)
+        models = [member.work.background for member in members]
         self.background.others_at = math.inf
-        wait_s = self.background.idle(models, self._idle_since)
+        try:
+            wait_s = self.background.idle(models, self._idle_since)
+        except BackgroundFailed as failed:
+            self._end_member(members[failed.n], failed.__cause__)
+            return
         left_s = self._idle_since + IDLE_S - self._clock()
         if left_s > 0 and wait_s is None:
             wait_s = left_s  # some of what works wait for only needs time
