@@ -245,7 +245,7 @@ async def test_no_key_is_written_down(autojump_clock: MockClock) -> None:
             shown += f"{answer.body!r} {answer.headers}"
         busy = await stream(daemon, None, Authorization="Bearer right-key-1234")
         shown += f"{(await daemon.inner.service.observer.state()).requests} {daemon.inner.service.metrics()}"
-        shown += f"{daemon.inner.log} {daemon.server._shared.settings}"
+        shown += f"{daemon.inner.log} {daemon.server._context.settings}"
         assert "key 0" in shown or "key=0" in shown
         assert "key-1234" not in shown
         busy.close()

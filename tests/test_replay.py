@@ -18,7 +18,7 @@ from policy_kit import decoder, prompt, state
 
 from uma_trio.engine.recorder import Recorder
 from uma_trio.observe.records import TickRecord
-from uma_trio.observe.trace import LineFile, TraceFile
+from uma_trio.observe.trace import TraceFile
 from uma_trio.policy.baseline import baseline
 from uma_trio.policy.by_name import BUILT_IN
 from uma_trio.policy.cost import CostModel, Staircase, Traffic
@@ -329,31 +329,30 @@ def test_a_trace_is_a_header_the_ticks_and_a_footer(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_drops_ticks_and_counts_them(tmp_path: Path) -> None:
-    """Whoever puts never waits; the last line tells what is missing."""
+    """The engine never waits; the last line says how many are missing."""
     writing, go_on = threading.Event(), threading.Event()
 
-    def slow(item: int) -> bytes:
+    def slow(tick: TracedTick) -> bytes:
         writing.set()
         go_on.wait(10)
-        return f"{item}\n".encode()
+        return encode(tick)
 
-    file = LineFile(
-        tmp_path / "lines",
-        slow,
-        first_line=b"first\n",
-        last_line=lambda written, dropped: f"{written} {dropped}\n".encode(),
-        most_waiting=4,
-    )
-    file.put(0)
+    path = tmp_path / "trace"
+    trace = TraceFile(path, HEADER, encode_tick=slow, most_waiting=4)
+
+    def put(n: int) -> None:
+        record = TickRecord(n, 0.0, (), (), 0, NO_LIMIT, 0.0, 0.0, 0.0, 0.0, 0)
+        trace(evolve(state(decoder(1)), tick=n), Plan(), record)
+
+    put(0)
     assert writing.wait(10)  # it is out of the queue now
-    for item in range(1, 10):
-        file.put(item)
+    for n in range(1, 10):
+        put(n)
     go_on.set()
-    file.close()
-    assert (tmp_path / "lines").read_text().split("\n")[:-1] == [
-        *("first", "0", "1", "2", "3", "4"),
-        "5 5",
-    ]
+    trace.close()
+    header, *ticks, footer = (decode(line) for line in path.read_bytes().splitlines(keepends=True))
+    assert [tick.state.tick for tick in ticks] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
+    assert (header, footer) == (HEADER, Footer(5, 5))
 
 
 def test_a_tick_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
