@@ -6,7 +6,7 @@ import pytest
 
 from uma_trio.backend import llama
 from uma_trio.backend.base import DecodeStatus
-from uma_trio.backend.llama import OVER, Compute
+from uma_trio.backend.llama import OVER, DecodeCall
 
 
 class Device:
@@ -40,7 +40,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made
 
 
-def decoded(compute: Compute, times: int) -> None:
+def decoded(compute: DecodeCall, times: int) -> None:
     """Compute so many decodes."""
     for _ in range(times):
         compute(1, None, lambda: None)
@@ -48,7 +48,7 @@ def decoded(compute: Compute, times: int) -> None:
 
 def test_a_graph_that_is_captured_does_not_end_the_overlap(device: Device) -> None:
     """Two calls that take as long as their decode, as where the batch has a new shape."""
-    compute = Compute(gpu=True)
+    compute = DecodeCall(gpu=True)
     decoded(compute, 3)
     device.called_s, device.left_s = 0.004, 0.001
     decoded(compute, 2)
@@ -63,7 +63,7 @@ def test_a_graph_that_is_captured_does_not_end_the_overlap(device: Device) -> No
 def test_a_driver_that_waits_in_the_call_is_found_out(device: Device) -> None:
     """Then the host's work comes before the call, until a decode goes on after it."""
     device.called_s, device.left_s = 0.004, 0.0
-    compute = Compute(gpu=True)
+    compute = DecodeCall(gpu=True)
     decoded(compute, OVER)
     assert not compute.goes_on
     device.called_s, device.left_s = 0.0002, 0.003
@@ -73,7 +73,7 @@ def test_a_driver_that_waits_in_the_call_is_found_out(device: Device) -> None:
 
 def test_a_cpu_never_goes_on(device: Device) -> None:
     """It computes in the call."""
-    compute = Compute(gpu=False)
+    compute = DecodeCall(gpu=False)
     decoded(compute, 3)
     assert not compute.goes_on
     assert device.now < 0.001  # nothing was waited for

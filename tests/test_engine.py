@@ -1005,7 +1005,7 @@ def test_admission_that_took_somebody_is_asked_again() -> None:
     asked = []
     for _ in range(4):
         bench.engine.tick()
-        asked.append(bench.engine.registry.to_be_asked(bench.clock()))
+        asked.append(bench.engine.registry.may_admit(bench.clock()))
     assert asked == [True, False, False, False]
 
 
@@ -1021,7 +1021,7 @@ def test_who_cannot_be_helped_is_not_asked_about_in_every_tick() -> None:
     asked = []
     for _ in range(9):
         bench.engine.tick()
-        asked.append(bench.engine.registry.to_be_asked(bench.clock()))
+        asked.append(bench.engine.registry.may_admit(bench.clock()))
     assert not any(asked)
     while not first.ends:
         assert not person.tokens

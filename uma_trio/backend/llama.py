@@ -127,7 +127,7 @@ class LlamaBackend:
         self._cache = f"KV {kv_type}{' without flash attention' if whole_cache else ''}"
         threads = int(llama.llama_n_threads(context))
         self.description = described(system_info(), placement, threads, self._cache)
-        self._compute = Compute(gpu=placement.on_gpu)
+        self._compute = DecodeCall(gpu=placement.on_gpu)
         self._flag: Any = None  # while the next decode, or the running one, may be interrupted
         self._kv = _memory(context, limits, keeps_high_water=keeps_high_water)
         self.limits = evolve(limits, leaf_ids=self._kv.leaf_ids)
@@ -513,7 +513,7 @@ def _limits(context: int, info: ModelFacts, n_slots: int, *, whole_cache: bool) 
 OVER = 8
 
 
-class Compute:
+class DecodeCall:
     """Calls llama_decode and waits for its end, with `while_computing` before the longer of the two.
 
     The CPU computes inside of the call. A GPU goes on after it came back, unless layers were

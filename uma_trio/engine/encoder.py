@@ -320,7 +320,7 @@ class EncoderEngine:
 
     @property
     def is_called(self) -> bool:
-        return self.inbox.rung
+        return self.inbox.is_rung
 
     def claim(self, now: float) -> Claim:
         self._take_in()
@@ -357,7 +357,7 @@ class EncoderEngine:
         self.queue.fail_all(code, message)
 
     def _take_in(self) -> None:
-        self.inbox.rung = False
+        self.inbox.is_rung = False
         for message in self.inbox.drain():
             self._handle(message)
 

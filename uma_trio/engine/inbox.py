@@ -53,7 +53,7 @@ class Inbox:
         self.bell.connect(self)
         self._ring = wake if wake is not None else self.bell.ring
         #: Whether anything came since the compute task, which clears it, looked last.
-        self.rung = False
+        self.is_rung = False
 
     @property
     def waiting(self) -> int:
@@ -93,7 +93,7 @@ class Inbox:
 
     def wake(self) -> None:
         """Wake the engine without a message. May be called on any thread."""
-        self.rung = True
+        self.is_rung = True
         self._ring()
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class SlotAdmission:
         registry = self._registry
         registry.note_waiting(now)
         made_room = self._recovery.just_made_room()
-        if not registry.to_be_asked(now):
+        if not registry.may_admit(now):
             return
         # Admission right after room was made would undo it, unless no request needed it.
         if made_room and any(sequence.credit > 0 for sequence in registry.running.values()):
@@ -153,7 +153,7 @@ class SlotAdmission:
                 share_s, decoding = tick_s * chunk.n_tokens / n_tokens, sequence.view.decoding
                 had_s += sequence.tenancy.spend(chunk, share_s, decoding=decoding)
         registry = self._registry
-        contended = registry.beside_others
+        contended = registry.is_contended
         registry.owe(
             bucket_after(registry.bucket_s, self._floor, tick_s, had_s, contended=contended)
         )

@@ -94,8 +94,19 @@ class Engine:
         self._recorder = recorder = recorder or Recorder()
         charges = Charges()
         self._scheduler = scheduler or BackgroundScheduler(clock)
-        self.cells = _cells(
-            backend, settings, clock, recorder, charges, store, disk, self._scheduler.until_others_s
+        self.cells = Cells(
+            backend,
+            clock,
+            recorder.began,
+            scratch=settings.scratch_slots > 0,
+            keeps_high_water=settings.keeps_high_water,
+            prefix_bytes=settings.prefix_bytes,
+            session_ttl_s=settings.session_ttl_s,
+            copying=settings.copying,
+            charges=charges,
+            store=store,
+            disk=disk,
+            until_others_s=self._scheduler.until_others_s,
         )
         contract = self._contract = settings.contract
         self._publisher = Publisher(
@@ -175,13 +186,13 @@ class Engine:
 
     @property
     def is_called(self) -> bool:
-        return self.inbox.rung
+        return self.inbox.is_rung
 
     def close(self) -> None:
         self.inbox.close()
 
     def claim(self, now: float) -> Claim:
-        self.inbox.rung = False
+        self.inbox.is_rung = False
         if self._begun is not None:
             left_s = self._begun.plan.predicted_s - self._computed_s
             return evolve(self._claimed, has_work=True, takes_s=left_s, wants_s=0.0)
@@ -196,7 +207,7 @@ class Engine:
         return found
 
     def advance(self, grant: Grant) -> bool:
-        self.inbox.rung = False
+        self.inbox.is_rung = False
         self._grant = grant
         tick = self._begun
         if tick is None:
@@ -363,7 +374,7 @@ class Engine:
             log.get("engine").error("the last tick is lost", exc_info=error)
         self._arrived += self._inbox.drain()
         for submit in self._arrived:
-            if isinstance(submit, Submit) and not self.registry.knows(submit.handle):
+            if isinstance(submit, Submit) and not self.registry.has(submit.handle):
                 self.registry.refuse(submit, now, code, message)
         self._arrived.clear()
         self.registry.fail_all(code, message, now)
@@ -436,7 +447,7 @@ class Engine:
     def _failed(self, tick: Tick, status: int, decode_s: float, host_s: float, now: float) -> None:
         self._planner.tried()
         self._record(tick, status, decode_s, host_s, now)
-        if self._abort.gave_up:
+        if self._abort.was_aborted:
             # As if it had never been: the policy learns nothing from it.
             self._recorder.recovered(GIVEN_UP)
             self._metrics.count("irregular_ticks_total", "aborted")
@@ -503,29 +514,3 @@ def _guesses_pay(settings: EngineSettings) -> bool:
     """
     cost = settings.cost
     return settings.drafts and cost is not None and not cost.recapture_s
-
-
-def _cells(
-    backend: Backend,
-    settings: EngineSettings,
-    clock: Callable[[], float],
-    recorder: Recorder,
-    charges: Charges,
-    store: PageStore | None,
-    disk: ModelDisk | None,
-    until_others_s: Callable[[], float],
-) -> Cells:
-    return Cells(
-        backend,
-        clock,
-        recorder.began,
-        scratch=settings.scratch_slots > 0,
-        keeps_high_water=settings.keeps_high_water,
-        prefix_bytes=settings.prefix_bytes,
-        session_ttl_s=settings.session_ttl_s,
-        copying=settings.copying,
-        charges=charges,
-        store=store,
-        disk=disk,
-        until_others_s=until_others_s,
-    )

@@ -274,7 +274,7 @@ class Planner:
         prepared = self._prepared
         if prepared is None or not self._as_trusted(prepared.tick.state):
             return None
-        if self._registry.to_be_asked(completed.at) or self._registry.cells.blocked:
+        if self._registry.may_admit(completed.at) or self._registry.cells.blocked:
             return None
         if not self._for_all(prepared.tick.state):
             return None

@@ -40,14 +40,14 @@ SEARCHED = 16
 
 
 @frozen
-class _Declined:
-    """Under what circumstances admission took no request.
+class _Conditions:
+    """The conditions under which admission took no request.
 
-    `could_go` has the requests that might have lost their slots, the one with the least loss first, by key, and whether
-    their readers were away. Background work was `owed` a place or not.
+    `candidates` are the requests that might have lost their slots, the one with the least loss first, by key, and whether
+    their readers were away. Background work was `owed` a slot or not.
     """
 
-    could_go: tuple[tuple[int, bool], ...]
+    candidates: tuple[tuple[int, bool], ...]
     owed: bool
     free_cells: int
 
@@ -84,11 +84,11 @@ class Registry:
         self.delayed_by: Work | None = None
         self.bucket_s = BUCKET_S  # what background work is owed, see :mod:`uma_trio.policy.floor`
         # Where admission took no request, and nothing has happened since.
-        self._declined: _Declined | None = None
+        self._declined: _Conditions | None = None
         self._broken: set[int] = set()  # requests that failed, and end once nothing is computed
         self._late: set[int] = set()  # requests whose mask was not there in time
 
-    def knows(self, handle: int) -> bool:
+    def has(self, handle: int) -> bool:
         """Whether a request is in the engine."""
         return handle in self.running or handle in self.waiting
 
@@ -128,47 +128,47 @@ class Registry:
             found = self.cells.begin(sequence, self.running)
             self.first_tokens.note(sequence, found.covered, now)
             if sequence.submit.progress and key not in self.cells.blocked:
-                self._tell_progress(sequence, now)
-            for other in self._in_line():
+                self._report_progress(sequence, now)
+            for other in self._queued():
                 if other.submit.submitted < sequence.submit.submitted:
                     other.passed_over += 1
         if keys:
             self.first_tokens.refresh(now, self.running.values(), self.waiting.values())
         self._give_tenure()
-        self._declined = None if keys else self._circumstances(now)
+        self._declined = None if keys else self._conditions(now)
 
     @property
-    def beside_others(self) -> bool:
-        """Whether a person waits for a place while background requests have theirs."""
+    def is_contended(self) -> bool:
+        """Whether an interactive request waits for a slot while background requests have some."""
         holds = any(sequence.lane == "background" for sequence in self.running.values())
-        return holds and any(sequence.lane == "interactive" for sequence in self._in_line())
+        return holds and any(sequence.lane == "interactive" for sequence in self._queued())
 
-    def to_be_asked(self, now: float) -> bool:
+    def may_admit(self, now: float) -> bool:
         """Whether a request waits that might get a slot at the time `now`.
 
-        Tokens only take room, so where nobody was taken nobody will be until something else happens;
-        where somebody was, others were passed over once more, and may be next by that. Who may give its
-        place to a person changes with tokens, and who makes way with time: where nobody could, they are
-        asked again once it is others, or they come in another order.
+        Tokens only take room, so where no request was admitted none will be until something else happens;
+        where one was, others were passed over once more, and may be next by that. Which requests may give
+        their slots changes with tokens and with time: admission is tried again when these are others, or
+        in another order.
         """
         if not self.waiting:
             return False
         declined = self._declined
         if declined is None and self.cells.free_slots > 0:
             return True
-        found = self._circumstances(now)
-        if declined is None or not found.could_go:
-            return len(found.could_go) > 0
+        found = self._conditions(now)
+        if declined is None or not found.candidates:
+            return len(found.candidates) > 0
         return found.free_cells > declined.free_cells or (
-            (found.could_go, found.owed) != (declined.could_go, declined.owed)
+            (found.candidates, found.owed) != (declined.candidates, declined.owed)
         )
 
-    def _circumstances(self, now: float) -> _Declined:
+    def _conditions(self, now: float) -> _Conditions:
         could: list[tuple[int, int, bool]] = []
         free_cells = self.cells.free_cells
-        if not any(self._in_line()):
-            return _Declined((), owed=False, free_cells=free_cells)
-        person = any(sequence.lane == "interactive" for sequence in self._in_line())
+        if not any(self._queued()):
+            return _Conditions((), owed=False, free_cells=free_cells)
+        person = any(sequence.lane == "interactive" for sequence in self._queued())
         tenured, late = False, now >= self.first_tokens.late_from
         for holder in self._holders(now):
             tenured = tenured or holder.tenured
@@ -178,7 +178,7 @@ class Registry:
                 could.append((holder.computed, -holder.key, away))
         order = tuple([(key, away) for _, key, away in sorted(could)])
         owed = self.bucket_s >= BUCKET_S and not tenured
-        return _Declined(order, owed=owed, free_cells=free_cells)
+        return _Conditions(order, owed=owed, free_cells=free_cells)
 
     def owe(self, bucket_s: float) -> None:
         """Note the machine time that background work is owed from now on."""
@@ -206,7 +206,7 @@ class Registry:
         if self.first_tokens.memory.cost is None:
             return
         free_slots, free_cells = self.cells.free_slots, self.cells.free_cells
-        new = [s for s in self._in_line() if s.view.first is None and s.lane == "interactive"]
+        new = [s for s in self._queued() if s.view.first is None and s.lane == "interactive"]
         if len(self.waiting) > free_slots or sum([s.cells for s in new]) > free_cells:
             for sequence in new[:SEARCHED]:
                 covered = self.cells.cached(sequence, self.running).covered
@@ -227,7 +227,7 @@ class Registry:
                     if sequence.cells > free_cells
                     else 0,
                 )
-                for sequence in self._in_line()
+                for sequence in self._queued()
             ),
             running=tuple(self._holders(now)),
             free_slots=self.cells.free_slots,
@@ -254,7 +254,7 @@ class Registry:
 
         They take it back when their readers are, or go to the queue if it is not free then.
         """
-        lent, readers_s = False, self._heard(now)
+        lent, readers_s = False, self._reader_time(now)
         for sequence in self.running.values():
             spare = sequence.reserved - sequence.known
             if spare > 0 and is_away(sequence.holder(readers_s)):
@@ -318,7 +318,7 @@ class Registry:
                 fault = fault_of(outcome.fault, sequence.sampler.constraint)
                 self.end(sequence, "error", now, code=fault.code, message=fault.message)
             elif sequence.submit.progress:
-                self._tell_progress(sequence, now)
+                self._report_progress(sequence, now)
         return itl_s
 
     def _broke(self, sequence: Sequence, error: Exception, now: float, *, computing: bool) -> None:
@@ -354,13 +354,13 @@ class Registry:
             self.first_tokens.changed = True
             self._declined = None  # waiting requests can share its prompt
             if sequence.submit.progress:
-                self._tell_progress(sequence, now)
+                self._report_progress(sequence, now)
         self._publisher.add(delivery)
         if delivery.tokens:
             view = sequence.view
             self._recorder.sampled(view.key, delivery.gap_s, delivery.held_s)
             if view.credit <= 0:
-                sequence.parked_since = self._heard(now)
+                sequence.parked_since = self._reader_time(now)
                 self._recorder.parked(view.key, now)
                 self._declined = None  # requests that were held back for it may be admitted
             if view.computed + view.pending > sequence.reserved:
@@ -368,7 +368,7 @@ class Registry:
         if delivery.reason is not None:
             self.end(sequence, delivery.reason, now)
 
-    def _tell_progress(self, sequence: Sequence, now: float) -> None:
+    def _report_progress(self, sequence: Sequence, now: float) -> None:
         for item in sequence.progress(now):
             self._publisher.add(Progress(sequence, item))
 
@@ -430,18 +430,18 @@ class Registry:
         self._declined = None
         sequence.lent = 0
 
-    def _heard(self, now: float) -> float:
+    def _reader_time(self, now: float) -> float:
         return now if self._readers_s is None else self._readers_s()
 
     def _holders(self, now: float) -> Iterator[Holder]:
-        readers_s = self._heard(now)
+        readers_s = self._reader_time(now)
         due = self.first_tokens.due
         return (
             sequence.holder(readers_s, None if sequence.has_begun else due(sequence))
             for sequence in self.running.values()
         )
 
-    def _in_line(self) -> Iterator[Sequence]:
+    def _queued(self) -> Iterator[Sequence]:
         return (sequence for sequence in self.waiting.values() if sequence.credit > 0)
 
     def _resume(self, sequence: Sequence) -> None:

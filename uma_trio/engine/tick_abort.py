@@ -47,7 +47,7 @@ class ArrivalHook:
 
 
 class TickAbort:
-    """Whether the running tick may be aborted, and whether the last one was (`gave_up`).
+    """Whether the running tick may be aborted, and whether the last one was (`was_aborted`).
 
     `arm` (the backend's) lets the next decode be interrupted; the hook is installed at the bell of the `inbox`. Called
     on the engine's thread only. Arrivals do not starve other work: after a tick was aborted, ticks of its kind (with
@@ -67,7 +67,7 @@ class TickAbort:
         self._tick: Abortable | None = None
         self._since = 0.0
         self._hook: ArrivalHook | None = None
-        self.gave_up = False
+        self.was_aborted = False
         self._debt_s: dict[
             float, float
         ] = {}  # to compute before the next abort, by kind (`most_tokens`)
@@ -99,11 +99,11 @@ class TickAbort:
         """Note that it has ended with `status`: it can be aborted no more."""
         if self._hook is not None:
             self._bell.watch(None)
-        self.gave_up = self._hook is not None and status == DecodeStatus.ABORTED
+        self.was_aborted = self._hook is not None and status == DecodeStatus.ABORTED
         if self._tick is None:
             return
         kind, took_s = self._tick.most_tokens, self._clock() - self._since
-        if self.gave_up:
+        if self.was_aborted:
             self._debt_s[kind] = LOST_TIMES * took_s
         elif status == DecodeStatus.OK and kind in self._debt_s:
             self._debt_s[kind] -= took_s
