@@ -269,7 +269,7 @@ def test_who_waits_for_a_slot_may_be_read_on_while_more_cells_are_reserved_than_
     bench.cancel(parked)
     bench.run()
     assert stream.tokens == bench.expected("hello", 20)
-    assert bench.engine.registry.knows(growing) is False
+    assert bench.engine.registry.has(growing) is False
 
 
 def test_a_preempted_request_goes_on_when_the_others_are_parked() -> None:

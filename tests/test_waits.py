@@ -200,7 +200,7 @@ def test_a_story_says_what_it_waits_for_and_what_most_of_its_time_was() -> None:
         "mostly, 3.0 s of 4.0 s, it waited for a slot: all 8 slots were busy"
     ]
     held = msgspec.structs.replace(STORY, prefix_ms=2000.0)
-    assert verdict(held) == ["mostly, 2.0 s of 4.0 s, it waited for its beginning"]
+    assert verdict(held) == ["mostly, 2.0 s of 4.0 s, it waited for its prefix"]
     assert parts_ms(held)["prefix"] == 2000.0
 
 
