@@ -220,16 +220,16 @@ const CASES = {
 
 	// --- requests and answers ---
 	"only what the person has set is asked for"() {
-		daemon.daemon.models = [{ id: "m", isChat: true, defaults: { temperature: 0.3 } }];
-		const sent = (settings) => Object.keys(answers.bodyOf({ settings, model: "" }, [])).sort();
-		const always = ["messages", "model", "return_progress", "stream", "stream_options"];
+		const sent = (settings) => Object.keys(answers.bodyOf({ settings, model: "m" }, [])).sort();
+		const always = ["default_temperature", "messages", "model", "return_progress", "stream", "stream_options"];
 		assert.deepEqual(sent({}), always);
 		assert.deepEqual(sent({ temperature: "0", top_p: "", seed: "7" }), [...always, "seed", "temperature"].sort());
+		assert.equal(answers.bodyOf({ settings: {}, model: "m" }, []).default_temperature, 0.7);
 	},
-	"a model without a temperature of its own gets that of the chat"() {
-		daemon.daemon.models = [{ id: "m", isChat: true, defaults: {} }];
-		assert.equal(answers.bodyOf({ settings: {}, model: "m" }, []).temperature, 0.7);
-		assert.equal(answers.bodyOf({ settings: { temperature: "0" }, model: "m" }, []).temperature, 0);
+	"without a chosen model that is served the first one that writes answers, as the page shows"() {
+		daemon.daemon.models = [{ id: "vectors", isChat: false }, { id: "m", isChat: true }];
+		assert.equal(answers.bodyOf({ settings: {}, model: "" }, []).model, "m");
+		assert.equal(answers.bodyOf({ settings: {}, model: "gone" }, []).model, "m");
 	},
 	"an answer that has text is continued, an empty one is written"() {
 		const question = { role: "user", content: "hello" };

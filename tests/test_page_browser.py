@@ -428,7 +428,8 @@ SHAPES = [
 FORMAT = """async (text) => {
   const {show} = await import('./markdown.js'), shape = document.createElement('div');
   shape.className = 'md shape';
-  document.querySelector('#log').replaceChildren(shape);
+  document.querySelector('.shape')?.remove();
+  document.querySelector('#main').append(shape);
   const formatted = new Promise((resolve) => shape.addEventListener('formatted', resolve, {once: true}));
   show(shape, text, true);
   await formatted;
@@ -504,6 +505,24 @@ def test_a_screen_reader_hears_paragraphs_and_the_end(browser: Any, tmp_path: Pa
         expect(heard).to_have_text(
             ["Answering.", "One paragraph.", "Another.", "The answer is complete."]
         )
+
+
+@pytest.mark.parametrize("missing", ["purify.min.js", "marked.esm.js", "katex.min.js"])
+def test_text_is_shown_where_a_library_cannot_be_loaded(
+    browser: Any, tmp_path: Path, missing: str
+) -> None:
+    """As it was written; without KaTeX only formulas are."""
+    with (
+        served(script=scripted(tmp_path, "**bold** $x^2$")) as address,
+        visit(browser, address) as tab,
+    ):
+        page = tab.page
+        page.route(f"**/{missing}", lambda route: route.abort())
+        tab.open()
+        tab.say("Hello")
+        written = "bold x^2" if "katex" in missing else "**bold** $x^2$"
+        expect(page.locator(".turn.model .md")).to_have_text(written)
+        expect(page.locator(".turn.user .md")).to_have_text("Hello")
 
 
 def test_a_first_load_is_small_and_paints_before_the_libraries(browser: Any, slow: str) -> None:

@@ -2,7 +2,7 @@
 
 import { daemon, eventsOf, Refused, request } from "./daemon.js";
 
-/** What is asked for where neither the person nor the model's configuration names a temperature, as in `run` and `chat`. */
+/** The temperature where neither the person nor the model's configuration names one, as in `run` and `chat`. */
 export const TEMPERATURE = 0.7;
 const WORDS = new Set(["priority", "reasoning_effort"]); // settings that are no numbers
 
@@ -21,11 +21,11 @@ export function bodyOf({ settings, model }, messages) {
 	const { system, ...sampling } = settings;
 	const chosen = daemon.models.find(({ id }) => id === model) ?? daemon.models.find(({ isChat }) => isChat);
 	const body = {
-		model: model || chosen?.id || "default",
+		model: chosen?.id || model || "default",
 		messages: system ? [{ role: "system", content: system }] : [],
+		default_temperature: TEMPERATURE,
 		stream: true, stream_options: { include_usage: true }, return_progress: true,
 	};
-	if (chosen?.defaults && chosen.defaults.temperature === undefined) body.temperature = TEMPERATURE;
 	for (const message of messages) {
 		const content = textOf(message);
 		if (content || message.role === "user") body.messages.push({ role: message.role, content });

@@ -32,8 +32,16 @@ export async function loadFormatter() {
 		purify = globalThis.DOMPurify;
 		startWorker();
 	} catch {
-		isBroken = true; // text stays as it was written
+		giveUp();
 	}
+}
+
+/** Show text as it was written from now on, also what waits. */
+function giveUp() {
+	isBroken = true;
+	if (current) finish(null);
+	for (const [element, { text }] of waiting) showPlain(element, text);
+	waiting.clear();
 }
 
 let trustedUrl = null;
@@ -51,7 +59,7 @@ function startWorker() {
 		if (data.isReady) isReady = true; else finish(data.blocks);
 		next();
 	};
-	mine.onerror = () => { isBroken = true; };
+	mine.onerror = giveUp;
 }
 
 /** Show a text in an element, now or when it is formatted. A text that grows is shown as fast as it can be formatted. */
@@ -71,7 +79,7 @@ function showPlain(element, text) {
 }
 
 function next() {
-	if (current || !isReady) return;
+	if (current || !isReady || isBroken) return;
 	const [element, job] = waiting.entries().next().value ?? [];
 	if (!element) return;
 	waiting.delete(element);
