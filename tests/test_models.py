@@ -10,7 +10,9 @@ from models_kit import GIB, LOAD_S, PROBE_S, managed
 from trio.testing import MockClock
 
 from uma_trio.backend.base import ModelError
-from uma_trio.models.manager import RETRY_S
+from uma_trio.config.options import Config
+from uma_trio.models.manager import RETRY_S, has_several_contexts
+from uma_trio.models.model import Model
 from uma_trio.models.refusal import Refusal
 from uma_trio.models.room import SWAP_AFTER_S
 
@@ -669,3 +671,14 @@ async def test_each_loading_has_a_trace_of_its_own(
             await models.ask("a")
             await models.manager.unload(models.model("a"))
     assert [path.name for path in models.traces] == ["t.jsonl", "t-2.jsonl", "t-3.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("names", "lora", "several"), [("a", (), False), ("ab", (), True), ("a", ("x=x.gguf",), True)]
+)
+def test_a_model_with_adapters_has_several_contexts_that_stop_for_one_anothers_readers(
+    names: str, lora: tuple[str, ...], several: bool
+) -> None:
+    """A variant is computed beside its model."""
+    models = [Model(Config(alias=(name,), lora=lora)) for name in names]
+    assert has_several_contexts(models) is several

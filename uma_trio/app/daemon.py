@@ -50,7 +50,12 @@ from uma_trio.machine.bell import Bell
 from uma_trio.machine.machine import Machine, run_machine
 from uma_trio.models.files import check_adapters, check_template, chosen_policy, import_backend
 from uma_trio.models.loaded import EncoderModel, LoadedModel, TextModel
-from uma_trio.models.manager import ModelManager, configured_models, wait_until_saved
+from uma_trio.models.manager import (
+    ModelManager,
+    configured_models,
+    has_several_contexts,
+    wait_until_saved,
+)
 from uma_trio.models.refusal import Refusal
 from uma_trio.observe import log
 from uma_trio.observe.log import FaultLog
@@ -197,7 +202,7 @@ class _Daemon:
             metrics.encoding,
             disk=disk,
             given=backend,
-            has_several=sum(model.kind == "text" for model in models) > 1,
+            has_several=has_several_contexts(models),
         )
         self.models = ModelManager(
             models,

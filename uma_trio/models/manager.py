@@ -619,6 +619,15 @@ def configured_models(configs: Sequence[Config], n_given: int = 0) -> list[Model
     return models
 
 
+def has_several_contexts(models: Sequence[Model]) -> bool:
+    """Whether several contexts may write text at once, variants with adapters included.
+
+    Ticks of one have to stop for the readers of another then.
+    """
+    texts = [model for model in models if model.kind == "text"]
+    return len(texts) > 1 or any(model.known_adapters for model in texts)
+
+
 def _variant_config(config: Config, name: str) -> Config:
     """Return the configuration of a variant: that of the model, with a name and a trace of its own."""
     trace = config.trace
