@@ -78,7 +78,7 @@ def metrics() -> str:
         *(part for group, lines in groups.items() for part in (f"## {group}", "\n".join(lines))),
         "## The scorecard",
         _SCORECARD,
-        "\n".join(f"- `{name}`: {text}" for name, text in INTERVAL),
+        " ".join(f"`{name}`: {text}" for name, text in INTERVAL),
         f"At the end of the interval, of histograms its p95: {', '.join(f'`{name}`' for name in AT_THE_END)}.",
     )
 

@@ -189,7 +189,7 @@ prefix_disk_written_bytes_total | counter of the daemon | bytes | prefix_disk_wr
 #: Figures of one interval: the first columns of the scorecard.
 INTERVAL: Final[tuple[tuple[str, str], ...]] = (
     ("time", "End of the interval, ISO 8601, UTC."),
-    ("interval_s", "Its measured length in seconds; the last one of a file may be short."),
+    ("interval_s", "Its length in seconds."),
     ("busy_ratio", "Share of it that ticks took."),
     ("tokens_per_s", "Tokens computed, prompts included."),
     ("interactive_tokens_per_s", "Those of the interactive lane."),
