@@ -614,7 +614,7 @@ async def test_nothing_secret_is_shown(autojump_clock: MockClock) -> None:
     """Neither keys nor prompts stand in the metrics, in logs or in the settings' text."""
     async with http_house(keys=(b"s3cret",)) as daemon:
         await daemon.ask("POST", "/v1/chat/completions", CHAT, x_api_key="s3cret")
-        assert "s3cret" not in repr(daemon.server._shared.settings)
+        assert "s3cret" not in repr(daemon.server._context.settings)
         assert daemon.inner.log.lines == []
 
 

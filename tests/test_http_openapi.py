@@ -34,3 +34,18 @@ async def test_a_body_that_has_some_fields_of_another_lists_only_these(
     fields = body["content"]["application/json"]["schema"]["properties"]
     assert {"messages", "system", "tools"} <= fields.keys()
     assert not {"temperature", "stream", "max_tokens"} & fields.keys()
+
+
+async def test_a_models_default_gives_way_to_a_field_under_any_of_its_names(
+    autojump_clock: MockClock,
+) -> None:
+    """What decodes a body also says what its client set itself."""
+    async with http_house() as daemon:
+        daemon.inner.served.defaults = {"repeat_penalty": 1.5, "top_k": 7}
+        used = []
+        for fields in ({}, {"repeat_penalty": 1.25}, {"repetition_penalty": 1.25}):
+            body = {"prompt": "hi", "n_predict": 1, **fields}
+            answer = await daemon.ask("POST", "/completion", body)
+            settings = answer.json["generation_settings"]
+            used.append((settings["repeat_penalty"], settings["top_k"]))
+        assert used == [(1.5, 7), (1.25, 7), (1.25, 7)]
