@@ -14,6 +14,7 @@ from uma_trio.backend.llama_probe import Untried
 from uma_trio.backend.needs import OURS, Estimate, Needs
 from uma_trio.config.options import Config
 from uma_trio.engine.inbox import Inbox
+from uma_trio.models.files import Fitted
 from uma_trio.models.host import Host
 from uma_trio.models.loaded import Bounds, LoadedModel, SavedPrefixes
 from uma_trio.models.manager import ModelManager
@@ -90,6 +91,10 @@ class FakeHost(Host):
         await trio.sleep(PROBE_S)
         self.untried.discard(model.names[0])
         return look(model)
+
+    def fit(self, model: Model, peers: Sequence[Model]) -> Fitted:
+        """Leave the context as it is configured."""
+        return Fitted(model.config)
 
     def free_memory(self) -> int | None:
         """Return the bytes that are free."""

@@ -385,7 +385,7 @@ def test_an_error_of_llama_cpp_is_an_error_in_the_log(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(LlamaBackend, "load", speak)
     with capture_logs() as lines:
-        load_backend(Config(model=bundled_model()), None)
+        load_backend(Config(model=bundled_model(), n_ctx=512), None)
     assert [(line["log_level"], line["event"]) for line in lines] == [
         ("warning", "odd"),
         ("error", "no memory"),

@@ -183,11 +183,11 @@ class Builder:
         bounds = _bounds(model, names, backend.limits.n_ctx_seq, backend.model.n_vocab)
         return TextModel(
             facts=facts,
-            bounds=evolve(bounds, longer=_how_longer(backend)),
+            bounds=evolve(bounds, longer=_how_longer(backend, model.largest_n_ctx)),
             inbox=inbox,
             telemetry=metrics,
             run_blocking=self.run_blocking,
-            slots=config.parallel,
+            slots=config.slots,
             engine=engine,
             front_end=front_end,
             history=lambda: recorder.explain(time.monotonic(), None, MOST_TICKS),
@@ -308,8 +308,8 @@ def load_backend(
     report = log.get("llama.cpp")
     return LlamaBackend.load(
         model_path(config),
-        n_ctx=config.n_ctx,
-        n_slots=config.parallel,
+        n_ctx=config.cells,
+        n_slots=config.slots,
         scratch_slots=scratch_slots(config),
         threads=config.threads or physical_cores(),
         kv_type=config.kv_type,
@@ -318,6 +318,7 @@ def load_backend(
         mlock=config.mlock,
         mmap=config.mmap,
         gpu_layers=config.gpu_layers,
+        n_cpu_moe=config.n_cpu_moe or 0,
         progress=on_progress,
         log=lambda level, text: getattr(report, level)(text),
         parts=has_several,
@@ -482,17 +483,16 @@ def reply_format(config: Config) -> ReplyFormat | None:
         raise ConfigError(f"{config.source('reply_format')} {path}: {why}") from error
 
 
-def _how_longer(backend: Backend) -> str:
+def _how_longer(backend: Backend, largest_n_ctx: int) -> str:
     """Return how requests can be longer, for the refusal of one that is too long."""
     limits, trained = backend.limits, backend.model.n_ctx_train
     if 0 < trained <= limits.n_ctx_seq:
         return "The model was trained for no more"
-    if limits.n_streams > 1:
-        return (
-            f"The daemon has --n-ctx {limits.n_ctx} for --parallel {limits.n_slots}: a larger --n-ctx, fewer slots, "
-            "or --kv-layout unified make more room for one request"
-        )
-    return f"A larger --n-ctx of the daemon (now {limits.n_ctx}) makes room"
+    now = f"the daemon has --n-ctx {limits.n_ctx} for --parallel {limits.n_slots}"
+    each = largest_n_ctx // limits.n_slots if limits.n_streams > 1 else min(largest_n_ctx, trained)
+    if each > limits.n_ctx_seq:
+        return f"A larger --n-ctx allows more: {now}; {largest_n_ctx} fits this machine, {each} tokens for each request"
+    return f"A larger --n-ctx, fewer slots or --kv-type q8_0 make more room: {now}"
 
 
 def describe(metrics: Metrics, config: Config, backend: Backend, policy: Policy) -> None:
@@ -504,7 +504,7 @@ def describe(metrics: Metrics, config: Config, backend: Backend, policy: Policy)
         policy=config.policy,
         version=__version__,
         n_ctx=backend.limits.n_ctx,
-        n_slots=config.parallel,
+        n_slots=config.slots,
         latency_cap=contract.promised_cap if keeps_latency_cap(policy) else None,
     )
 

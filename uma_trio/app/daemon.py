@@ -93,7 +93,7 @@ class ReadyInfo:
     """What is being served, once clients can connect.
 
     `http_missing` says why HTTP is not served on both loopback addresses.
-    `model` is the default one. `models` are those that write, by their names; without any there are no `limits`.
+    `chosen` is what was chosen for its context, and why. `model` is the default one. `models` are those that write, by their names; without any there are no `limits`.
     """
 
     socket: str
@@ -104,6 +104,7 @@ class ReadyInfo:
     http: str | None = None
     http_keys: Path | None = None
     http_missing: str = ""
+    chosen: str = ""
     models: tuple[str, ...] = ()
     encoders: tuple[EncoderInfo, ...] = ()
 
@@ -358,12 +359,15 @@ class _Daemon:
         return ReadyInfo(
             socket=listener.path,
             model=self.models.default.facts,
-            limits=None if backend is None else evolve(backend.limits, n_slots=config.parallel),
+            limits=None
+            if backend is None or first is None
+            else evolve(backend.limits, n_slots=first.slots),
             backend="" if backend is None else backend.description,
             policy=config.policy,
             http=None if address is None else address.url,
             http_keys=config.http_key_file,
             http_missing="" if port is None else port.missing,
+            chosen=next((each.chosen for each in self.models.models if each.loaded is first), ""),
             models=tuple(each.bounds.model for each in texts),
             encoders=tuple(
                 each.info for each in self.models.loaded if isinstance(each, EncoderModel)

@@ -252,6 +252,11 @@ def system_info() -> SystemInfo:
     )
 
 
+def cpu_buffer_type() -> int:
+    """Return ggml's handle for buffers in the machine's memory."""
+    return int(_with_gil("ggml_backend_cpu_buffer_type", _void_p)())
+
+
 def free_device_memory() -> int | None:
     """Return the bytes that are free on all GPUs together; None where there is none, or it is not said.
 

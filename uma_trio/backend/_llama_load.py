@@ -33,6 +33,7 @@ def load_model(
     mlock: bool = False,
     mmap: bool = True,
     gpu_layers: int,
+    n_cpu_moe: int = 0,
     progress: Progress | None = None,
     no_alloc: bool = False,
     as_stored: bool = False,
@@ -40,6 +41,7 @@ def load_model(
 ) -> ModelHandle:
     """Load the weights, or with `no_alloc` only what they are. What `progress` raises stops it and comes out here.
 
+    The routed experts of the first `n_cpu_moe` layers stay in the machine's memory wherever the layers are.
     `as_stored`: the CPU gets them mapped from the file, and never rearranged in memory of this process.
 
     Raises:
@@ -61,6 +63,8 @@ def load_model(
     if as_stored or lib.amx_is_miscompiled():
         params.use_extra_bufts = False  # keeps weights out of AMX's layout, and of other ones
     params.no_alloc = no_alloc
+    overrides = _experts_in_ram(n_cpu_moe)
+    params.tensor_buft_overrides = ctypes.addressof(overrides)
     params.load_mode = _LOAD_MODE[mmap and not no_alloc, mlock]
     callback = llama.llama_progress_callback(report)
     params.progress_callback = callback
@@ -80,6 +84,21 @@ def load_model(
     if writes:
         refuse_unsuitable(model.pointer, path)
     return model
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override (include/llama.h)."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+def _experts_in_ram(n_layers: int) -> ctypes.Array[_Override]:
+    """Return overrides, ended by an empty one, that keep the experts of the first layers in the CPU's buffers."""
+    if not n_layers:
+        return (_Override * 1)()
+    layers = "|".join(map(str, range(n_layers)))
+    pattern = rf"blk\.({layers})\.ffn_\w*exps\."
+    return (_Override * 2)(_Override(pattern.encode(), lib.cpu_buffer_type()), _Override())
 
 
 def make_context(

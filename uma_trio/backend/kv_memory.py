@@ -6,6 +6,7 @@ kills the process when it is used.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -125,6 +126,7 @@ def _room(limit: Path, used: Path) -> int | None:
         return None
 
 
+_BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 _ROUTED: Final = "_exps."  # the experts of a layer, stacked; shared ones are "_shexp."
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUT: Final = "output.weight"  # where it is missing the embedding does its work
@@ -154,3 +156,15 @@ def weights_read(header: GgufHeader, size_bytes: int) -> WeightsRead:
     experts = header.number("expert_count")
     routed = sum(size for name, size in sizes.items() if _ROUTED in name) if experts else 0
     return WeightsRead(size_bytes - looked_up - routed, routed / experts if experts else 0.0)
+
+
+def expert_bytes_by_layer(header: GgufHeader) -> tuple[int, ...]:
+    """Return the bytes of the routed experts of each layer, in order; empty for a dense model."""
+    found: dict[int, int] = {}
+    for tensor in header.tensors:
+        layer = _BLOCK.match(tensor.name)
+        if layer is not None and _ROUTED in tensor.name:
+            found[int(layer[1])] = found.get(int(layer[1]), 0) + tensor.n_bytes
+    if not found or not header.number("expert_count"):
+        return ()
+    return tuple(found.get(layer, 0) for layer in range(max(found) + 1))

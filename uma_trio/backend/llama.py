@@ -163,6 +163,7 @@ class LlamaBackend:
         mlock: bool = False,
         mmap: bool = True,
         gpu_layers: int = -1,
+        n_cpu_moe: int = 0,
         holds_extent: bool | None = None,
         progress: Progress | None = None,
         log: LogSink | None = None,
@@ -173,7 +174,7 @@ class LlamaBackend:
 
         `n_ctx` counts KV cells for all slots together (llama.cpp rounds it up to a multiple of
         256). `kv_layout` is the option; in one unified cache there are `scratch_slots` more than `n_slots`. `n_batch` is the tokens of one decode at the most; None is 512, and 1,024 where a GPU computes
-        all layers and has room for it. `gpu_layers` -1 is all, `holds_extent` says whether `kv_retire` keeps the high-water
+        all layers and has room for it. `gpu_layers` -1 is all, of which the first `n_cpu_moe` have their experts in RAM, `holds_extent` says whether `kv_retire` keeps the high-water
         mark (None: with layers on a GPU, whose graphs may depend on it), `progress` gets 0.0 to 1.0
         and may raise to stop the loading, `log` gets llama.cpp's warnings and errors. With `parts` decodes on a CPU are
         computed in parts, if they take long. If it is `polite` it yields the cores to other models. Raises
@@ -187,7 +188,9 @@ class LlamaBackend:
         flash = flash_type(flash_attention, kv_type)
         refuse_without_room(header, placement, **cells, flash=flash)
         run = politely if polite else at_once
-        read = partial(load_model, path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers)
+        read = partial(
+            load_model, path, mlock=mlock, mmap=mmap, gpu_layers=gpu_layers, n_cpu_moe=n_cpu_moe
+        )
         model = run(partial(read, progress=progress))
         streams = uses_streams(kv_layout, header, n_ctx=n_ctx, n_slots=n_slots, flash=flash)
         n_slots += 0 if streams else scratch_slots

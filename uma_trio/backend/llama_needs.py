@@ -69,7 +69,9 @@ def of_model(path: Path, question: Question) -> Estimate:
     placement = placed(lib.system_info(), header, question.gpu_layers)
     flash = flash_type(question.flash_attention, kv_type)
     before = _anonymous()
-    model = load_model(path, gpu_layers=question.gpu_layers, no_alloc=True)
+    model = load_model(
+        path, gpu_layers=question.gpu_layers, n_cpu_moe=question.n_cpu_moe, no_alloc=True
+    )
     trial = _Trial(model, header, placement, question, kv_type, said)
     trial.needs(n_ctx, flash)
     trial.other = max(0, _anonymous() - before)

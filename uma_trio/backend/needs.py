@@ -69,6 +69,7 @@ class Question:
     gpu_layers: int
     mmap: bool
     others: tuple[int, ...] = ()
+    n_cpu_moe: int = 0
 
 
 @frozen

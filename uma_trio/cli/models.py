@@ -171,7 +171,7 @@ def show(
         "trained context": f"{row.n_ctx_train:,} tokens" if row.n_ctx_train else "",
         "chat template": "yes" if about.get("chat_template") else "no",
         "license": about.get("license", ""),
-        "memory": f"{size(row.needs_bytes)} at --n-ctx {config.n_ctx}" if row.needs_bytes else "",
+        "memory": f"{size(row.needs_bytes)} {_at_context(config)}" if row.needs_bytes else "",
         "fits": row.problem or _fits(row),
         "served": row.served or "no",
     }
@@ -417,4 +417,10 @@ def _table(rows: Sequence[Row], config: Config) -> None:
     console().print(table)
     room = _room()
     if room is not None:
-        say(f"{size(room)} of memory are free; NEEDS is for --n-ctx {config.n_ctx}.")
+        say(f"{size(room)} of memory are free; NEEDS is {_at_context(config)}.")
+
+
+def _at_context(config: Config) -> str:
+    if config.n_ctx is None:
+        return "with the context that serve would choose"
+    return f"with --n-ctx {config.n_ctx}"

@@ -193,7 +193,7 @@ def _writes(info: ReadyInfo) -> list[tuple[str, str]]:
     return [
         ("model", f"{model.name} ({weights})"),
         *([("models", ", ".join(info.models))] if len(info.models) > 1 else []),
-        ("context", _context(limits)),
+        ("context", info.chosen or _context(limits)),
         ("slots", f"{several(limits.n_slots, 'request')} at once"),
         ("backend", info.backend),
         ("policy", info.policy),

@@ -16,7 +16,7 @@ from uma_trio.words import nearest
 
 SECTION: Final = "models"
 OF_A_MODEL: Final = (
-    "model", "n_ctx", "parallel", "kv_layout", "kv_type", "flash_attention", "gpu_layers", "mlock", "mmap", "max_tokens",
+    "model", "n_ctx", "parallel", "kv_layout", "kv_type", "flash_attention", "gpu_layers", "n_cpu_moe", "mlock", "mmap", "max_tokens",
     "chat_template_file", "reasoning", "reply_format", "speculation", "prefix_ram", "session_ttl_s", "lora",
     "lora_contexts",
 )  # fmt: skip

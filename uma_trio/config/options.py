@@ -157,22 +157,36 @@ class Config(HttpConfig):
         help="The file with the token that clients of --socket tcp:... show. It is made, readable by this "
         "user only, if it is not there; clients read it.",
     )
-    n_ctx: int = option(
-        4096,
+    n_ctx: int | None = option(
+        None,
         flag="--n-ctx",
         minimum=16,
         maximum=1 << 24,
+        shown_default="from the model and the free memory",
         unit="tokens",
         help="The KV cells of all requests together. A request may use the context that the model was trained for, and"
-        " with --kv-layout streams its slot's share.",
+        " with --kv-layout streams its slot's share. By default every slot gets the former, at most 131,072 tokens on a GPU and 32,768 on"
+        " a CPU, as far as memory suffices: a GPU without 1.5 GiB, or half of what is free in the machine, beside the weights of all models.",
     )
-    parallel: int = option(
-        8,
+    parallel: int | None = option(
+        None,
         flag="--parallel",
         minimum=1,
         maximum=256,
+        shown_default="8, fewer if memory is short",
         unit="slots",
-        help="The number of requests that run at once; further requests wait in the queue.",
+        help="The number of requests that run at once; further requests wait in the queue. By default 8; 4 if each would have fewer than "
+        "8,192 tokens, and 2 or 1 if fewer than 4,096.",
+    )
+    n_cpu_moe: int | None = option(
+        None,
+        flag="--n-cpu-moe",
+        minimum=0,
+        maximum=10_000,
+        shown_default="as many as do not fit",
+        unit="layers",
+        help="Of a mixture of experts on a GPU: for how many layers, the first ones, the experts' weights stay in the machine's memory "
+        "and are computed by the CPU.",
     )
     threads: int | None = option(
         None,
@@ -573,6 +587,18 @@ class Config(HttpConfig):
             # A lower cap alone means that no answer is longer, so that it replaces the default.
             object.__setattr__(self, "max_tokens", self.max_tokens_cap)
 
+    @property
+    def cells(self) -> int:
+        """Tokens of the context. Known once the model has been fitted to the memory (uma_trio/models/files.py)."""
+        if self.n_ctx is None:
+            raise ValueError("the context of this model has not been chosen yet")
+        return self.n_ctx
+
+    @property
+    def slots(self) -> int:
+        """Requests that run at once, as configured or chosen; the usual number before that."""
+        return self.parallel or 8
+
     def each(self) -> tuple[Config, ...]:
         """Return the configuration of each model that is loaded, the default one first."""
         encoders = tuple(self._encoders())
@@ -654,7 +680,7 @@ def replace(config: Config, **changes: object) -> Config:
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": (
-        "model", "load", "model_dir", "llama", "threads", "gpu_layers", "flash_attention", "mlock", "mmap", "alias",
+        "model", "load", "model_dir", "llama", "threads", "gpu_layers", "n_cpu_moe", "flash_attention", "mlock", "mmap", "alias",
         "chat_template_file", "reasoning", "reply_format", "lora", "lora_contexts", "embedding_model", "rerank_model",
         "encoder_ttl_s",
     ),

@@ -8,11 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from uma_trio.backend.base import Adapter, ModelError
-from uma_trio.backend.bindings import want
-from uma_trio.backend.kv_memory import N_BATCH, available_memory
+from uma_trio.backend.bindings import LlamaRefused, current, want
+from uma_trio.backend.kv_memory import (
+    N_BATCH,
+    available_memory,
+    expert_bytes_by_layer,
+    kv_bytes,
+)
+from uma_trio.backend.kv_types import kv_type_name
 from uma_trio.backend.needs import Estimate, Needs, Question
 from uma_trio.config.adapters import adapter_spec
 from uma_trio.config.errors import ConfigError
@@ -20,6 +26,13 @@ from uma_trio.config.hardware import limit_spinning, physical_cores
 from uma_trio.config.options import Config
 from uma_trio.library.stores import Found, NoSuchModel, model_file, models_here
 from uma_trio.models import bundled_model
+from uma_trio.models.fit import (
+    DEVICE_MARGIN,
+    UNKNOWN_ROOM,
+    Memory,
+    fit_context,
+    layers_of_experts_off_device,
+)
 from uma_trio.policy.by_name import find_policy
 from uma_trio.policy.costing.store import (
     needs_file,
@@ -31,7 +44,7 @@ from uma_trio.policy.costing.store import (
 from uma_trio.policy.pipeline import Policy, PolicyError, needs_cost
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.template import MAX_SOURCE, ChatTemplate, NotRendered
-from uma_trio.words import Gives, one_line
+from uma_trio.words import Gives, one_line, several
 
 if TYPE_CHECKING:
     from uma_trio.backend.gguf_header import GgufHeader
@@ -39,6 +52,8 @@ if TYPE_CHECKING:
 _kinds: dict[Path, Gives] = {}  # by the file's path
 #: Contexts whose memory is estimated besides the configured one.
 _LEAST_CONTEXT, _LONGEST_CONTEXT = 256, 1 << 20
+#: Tokens whose KV cache is to fit on a GPU before experts are placed there: two agents.
+_CELLS_BEFORE_EXPERTS = 65_536
 
 
 def model_path(config: Config) -> Path:
@@ -216,6 +231,80 @@ def scratch_slots(config: Config) -> int:
     return int(needs_cost(chosen_policy(config)))
 
 
+@frozen
+class Fitted:
+    """A configuration in which nothing is left open, a sentence on what was chosen, and the largest context that memory allows."""
+
+    config: Config
+    chosen: str = ""
+    largest_n_ctx: int = 0
+
+
+def fit_to_memory(config: Config, peers: Sequence[Config] = (), held: int = 0) -> Fitted:
+    """Choose what `config` leaves open: context, slots, and which experts stay off the GPU.
+
+    `peers` are all configured models of the daemon, which share the memory; `held` are bytes that those of them hold that are loaded.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    from uma_trio.backend import llama_probe
+
+    header = llama_probe.header(model_path(config))
+    memory = _free_memory(config, held)
+    weights = header.size_bytes + sum(_file_size(each) for each in peers if each is not config)
+    if weights > memory.free * 0.9:  # they take turns
+        weights = header.size_bytes
+    texts = 1 + sum(each is not config and each.model_gives in (None, "text") for each in peers)
+    shares = texts * (1 + (config.lora_contexts if config.lora else 0))
+    experts = expert_bytes_by_layer(header) if memory.on_device else ()
+    cell = kv_bytes(header, 1024, kv_type_name(config.kv_type)) / 1024
+    moved = config.n_cpu_moe
+    if moved is None:
+        least = (
+            header.size_bytes - sum(experts) + int(cell * (config.n_ctx or _CELLS_BEFORE_EXPERTS))
+        )
+        moved = layers_of_experts_off_device(experts, least, memory.free - DEVICE_MARGIN)
+    trained, weights = header.number("context_length"), weights - sum(experts[:moved])
+    fit = fit_context(memory, weights, cell, trained, config.parallel, shares)
+    words = []
+    if config.n_ctx is None:
+        each = fit.n_ctx // fit.slots
+        words.append(
+            f"{several(fit.slots, 'slot')} of {each:,} tokens (--n-ctx {fit.n_ctx}): {fit.reason}"
+        )
+        config = evolve(config, n_ctx=fit.n_ctx, parallel=fit.slots)
+    if moved and config.n_cpu_moe is None:
+        words.append(f"the experts of {moved} of {len(experts)} layers stay in RAM (--n-cpu-moe)")
+    config = evolve(config, parallel=config.slots, n_cpu_moe=moved)
+    return Fitted(config, "; ".join(words), fit.largest)
+
+
+def _uses_gpu(config: Config) -> bool:
+    try:
+        return bool(current().gpu) and config.gpu_layers != 0
+    except LlamaRefused:
+        return False
+
+
+def _free_memory(config: Config, held: int) -> Memory:
+    if _uses_gpu(config) and config.gpu_layers < 0:
+        from uma_trio.backend import _llama_lib  # slow to import
+
+        free = _llama_lib.free_device_memory()
+        if free is not None:
+            return Memory(free + held, on_device=True)
+    free = available_memory()
+    return Memory(UNKNOWN_ROOM if free is None else free + held)
+
+
+def _file_size(config: Config) -> int:
+    try:
+        return model_path(config).stat().st_size
+    except (ModelError, OSError):
+        return 0
+
+
 def estimate(config: Config, *others: int) -> Estimate:
     """Return what memory a model takes, tried in a process of its own, which takes about a second, or as was found before.
 
@@ -225,6 +314,7 @@ def estimate(config: Config, *others: int) -> Estimate:
     from uma_trio.backend import llama_probe
 
     path = model_path(config)
+    config = config if config.n_ctx is not None else fit_to_memory(config).config
     question, kept = _asked(config, path, others)
     found = None if kept is None else recall_needs(kept)
     if found is None:
@@ -280,17 +370,18 @@ def _question(config: Config, header: GgufHeader, others: Sequence[int]) -> Ques
     """Return how a model that writes is going to be loaded."""
     from uma_trio.backend._llama_options import checked
 
-    slots, threads = config.parallel + scratch_slots(config), config.threads or physical_cores()
+    slots, threads = config.slots + scratch_slots(config), config.threads or physical_cores()
     kv_type = checked(
-        header, n_ctx=config.n_ctx, n_slots=slots, threads=threads, kv_type=config.kv_type
+        header, n_ctx=config.cells, n_slots=slots, threads=threads, kv_type=config.kv_type
     )
     longest = min(header.number("context_length"), _LONGEST_CONTEXT)
     return Question(
-        n_ctx=config.n_ctx,
+        n_ctx=config.cells,
         n_slots=slots,
         kv_type=kv_type,
         flash_attention=config.flash_attention,
         gpu_layers=config.gpu_layers,
+        n_cpu_moe=config.n_cpu_moe or 0,
         mmap=config.mmap,
         others=tuple(n for n in (_LEAST_CONTEXT, longest, *others) if n > 0),
     )
@@ -302,8 +393,8 @@ def may_be_too_large(config: Config) -> bool:
     from uma_trio.backend.gguf_header import read_header
 
     room, header = available_memory(), read_header(model_path(config))
-    kv_type = checked(header, n_ctx=config.n_ctx, n_slots=1, threads=1, kv_type=config.kv_type)
-    context = context_bytes(header, config.n_ctx, N_BATCH, kv_type, FLASH_ON)
+    kv_type = checked(header, n_ctx=config.cells, n_slots=1, threads=1, kv_type=config.kv_type)
+    context = context_bytes(header, config.cells, N_BATCH, kv_type, FLASH_ON)
     return room is not None and header.size_bytes + context > room // 2
 
 

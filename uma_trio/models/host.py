@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 import trio
+from attrs import evolve
 
 from uma_trio.backend.base import Adapter, ModelError
 from uma_trio.backend.gguf_header import mark_of
@@ -64,6 +65,20 @@ class Host:
         """Free what is unreachable, and return it to the system. For a helper thread."""
         gc.collect()
         give_memory_back()
+
+    def fit(self, model: Model, peers: Sequence[Model]) -> files.Fitted:
+        """Choose the context of a model by the memory that is free.
+
+        Raises:
+            ModelError: its file cannot be read.
+        """
+        if model.base is not None:  # in a context like that of its base
+            base = model.base.config
+            config = evolve(model.config, n_ctx=base.n_ctx, parallel=base.parallel)
+            return files.Fitted(evolve(config, n_cpu_moe=base.n_cpu_moe))
+        held = sum(each.size for each in peers if each.loaded is not None and each is not model)
+        configs = [each.configured for each in peers if each is not model]
+        return files.fit_to_memory(model.configured, configs, held)
 
     def estimate(self, config: Config) -> Estimate:
         """Return what memory a model takes. Raises :class:`ModelError`."""

@@ -19,7 +19,7 @@ from uma_trio.config.models import ON_DEMAND
 from uma_trio.config.options import Config
 from uma_trio.engine.inbox import EngineDied, bury
 from uma_trio.machine.machine import Machine
-from uma_trio.models.files import file_names, kind_of, names_in_file
+from uma_trio.models.files import Fitted, file_names, kind_of, names_in_file
 from uma_trio.models.host import Host
 from uma_trio.models.loaded import LoadedModel
 from uma_trio.models.model import Model, Unwanted
@@ -228,6 +228,8 @@ class ModelManager:
         """
         for model in [m for n, m in enumerate(self.bases) if not n or m.config.load == "start"]:
             model.held = ExitStack()
+            if model.kind == "text":
+                self._set_fit(model, await self._host.run(self._host.fit, model, self.bases))
             self.admit(model, await self._build(model, model.held, None))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -377,6 +379,9 @@ class ModelManager:
             )  # it may be unloaded again until the variant uses it
         if not model.is_checked:
             model.phase = "is checked before it is loaded"
+            if model.kind == "text":
+                fit = partial(self._host.fit, peers=self.bases)
+                self._set_fit(model, await self._look(fit, model, model.payer))
         needed = model.estimate = await self._look_for_request(host.check, model)
         with suppress(Untried):  # no model is unloaded for one that is known to be damaged
             await host.recall(host.check_computing, model)
@@ -394,6 +399,11 @@ class ModelManager:
                 await self._load_now(model, held)
             else:
                 held.close()  # the use of the base
+
+    def _set_fit(self, model: Model, fit: Fitted) -> None:
+        model.config, model.largest_n_ctx, model.chosen = fit.config, fit.largest_n_ctx, fit.chosen
+        if fit.chosen and self._nursery is not None:  # at the start the block of the daemon has it
+            self._log.info("context", model=model.names[0], chosen=fit.chosen)
 
     async def _can_load_now(self, model: Model, needed: Estimate, held: ExitStack) -> bool:
         """Check again what was true before it waited for the lock. From here on a variant uses its base."""

@@ -35,6 +35,9 @@ class Model:
     """One configured model, or a variant of one: the model `base` with `adapters`, in a context of its own on the same weights.
 
     Attributes:
+        configured: its configuration; in `config` what that leaves open has been chosen for its latest load.
+        chosen: what was chosen, and why, in a sentence; "" if nothing was left open.
+        largest_n_ctx: tokens of the largest context that had room when it was chosen, 0 if unknown.
         is_temporary: a variant that a request named; it is removed from the list when it is not loaded.
         adapter_files: identities of the adapters' files at the last check.
         reserved_names: names that the configuration gives to other models; its `file_names` are without them.
@@ -56,6 +59,8 @@ class Model:
     is_temporary: bool = False
     reserved_names: frozenset[str] = frozenset()
     file_names: tuple[str, ...] = ()
+    chosen: str = ""
+    largest_n_ctx: int = 0
     metrics: Metrics = field(factory=Metrics)
     adapter_files: tuple[Hashable, ...] = ()
     state: State = "unloaded"
@@ -77,8 +82,13 @@ class Model:
     keep_s: float | None = None
     changed: trio.Event = field(factory=trio.Event)
     before_thread: trio.CancelScope | None = None
+    configured: Config = field(init=False)
     _facts_lock: trio.Lock = field(factory=trio.Lock)
     _facts: tuple[Hashable, ModelFacts] | None = None
+
+    @configured.default
+    def _as_configured(self) -> Config:
+        return self.config
 
     # --- what it is ---
 
@@ -127,9 +137,9 @@ class Model:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of its context; of an encoder those of one text, 0 while it is not loaded."""
+        """Tokens of its context, 0 until it is chosen; of an encoder those of one text, 0 while it is not loaded."""
         if self.kind == "text":
-            return self.config.n_ctx
+            return self.config.n_ctx or 0
         return 0 if self.loaded is None else self.loaded.bounds.n_ctx_seq
 
     async def facts(self) -> ModelFacts:
