@@ -32,7 +32,7 @@ def file() -> Path:
 async def test_a_model_is_shown_without_loading_it(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, file: Path
 ) -> None:
-    async with loading_house(monkeypatch, model=file, n_ctx=512) as daemon:
+    async with loading_house(model=file, n_ctx=512) as daemon:
         shown = (await daemon.house.ask("POST", "/api/show", {"model": "code:latest"})).json
         assert shown["model_info"]["general.architecture"] == "llama"
         assert shown["model_info"]["llama.context_length"] == 512
@@ -46,7 +46,7 @@ async def test_a_model_is_shown_without_loading_it(
 async def test_a_model_without_its_file_is_refused_and_names_it(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    async with loading_house(monkeypatch, model=tmp_path / "gone.gguf") as daemon:
+    async with loading_house(model=tmp_path / "gone.gguf") as daemon:
         answer = await daemon.house.ask("POST", "/api/show", {"model": "code"})
         assert answer.status == 503
         assert "gone.gguf" in answer.json["error"]
@@ -55,7 +55,7 @@ async def test_a_model_without_its_file_is_refused_and_names_it(
 async def test_a_model_of_openai_is_described_without_loading_it(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         found = (await daemon.house.ask("GET", "/v1/models/code")).json
         assert (found["id"], found["status"]["value"]) == ("code", "unloaded")
         version = {"anthropic_version": "2023-06-01"}
@@ -71,7 +71,7 @@ async def test_a_model_of_openai_is_described_without_loading_it(
 async def test_a_strict_daemon_describes_no_other_model_instead(
     method: str, path: str, body: Any, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         assert (await daemon.house.ask(method, path, body)).status == 404
 
 
@@ -84,7 +84,7 @@ async def test_the_digest_of_a_model_stays_when_it_is_loaded(
         listed = (await daemon.house.ask("GET", "/api/tags")).json["models"]
         return {one["name"]: one["digest"] for one in listed}
 
-    async with loading_house(monkeypatch, model=file) as daemon:
+    async with loading_house(model=file) as daemon:
         before = await digests()
         await daemon.house.ask("POST", "/api/generate", {"model": "code", "stream": False})
         assert daemon.code.state == "loaded"
@@ -99,7 +99,7 @@ async def test_a_page_keeps_and_unloads_no_model(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """Its reader may be the operator, who may; /unload refuses pages, too."""
-    async with loading_house(monkeypatch, {"origins": frozenset({ORIGIN})}) as daemon:
+    async with loading_house({"origins": frozenset({ORIGIN})}) as daemon:
         asked = {"prompt": "x", "model": "code", "stream": False}
         await daemon.house.ask("POST", "/api/generate", asked)
         for path, body in (
@@ -117,7 +117,7 @@ async def test_a_page_keeps_and_unloads_no_model(
 async def test_a_stranger_is_not_told_that_a_model_was_unloaded(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         await daemon.house.ask("POST", "/api/generate", {"model": "code", "stream": False})
         daemon.house.peer = STRANGER
         answer = await daemon.house.ask("POST", "/api/generate", UNLOAD)
@@ -131,7 +131,7 @@ async def test_a_stranger_is_not_told_that_a_model_was_unloaded(
 async def test_nothing_is_loaded_or_answered_for_to_unload_an_unloaded_model(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         for peer in (None, STRANGER):
             daemon.house.peer = peer
             answer = await daemon.house.ask("POST", "/api/chat", UNLOAD)
@@ -143,7 +143,7 @@ async def test_nothing_is_loaded_or_answered_for_to_unload_an_unloaded_model(
 async def test_an_unknown_model_is_not_unloaded(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         answer = await daemon.house.ask("POST", "/api/generate", {**UNLOAD, "model": "cod"})
         assert answer.status == 404
         assert "did you mean code" in answer.json["error"]
@@ -163,7 +163,7 @@ async def test_the_only_model_stays_loaded(autojump_clock: MockClock) -> None:
 async def test_a_hidden_model_is_named_in_no_list(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    async with loading_house(monkeypatch, alias=("secret",), model_hidden=True) as daemon:
+    async with loading_house(alias=("secret",), model_hidden=True) as daemon:
         for load in (False, True):
             if load:
                 body = {"model": "secret", "stream": False}
@@ -179,8 +179,8 @@ async def test_a_variant_that_a_request_made_up_is_in_no_list(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """Its name is another user's word."""
-    async with loading_house(monkeypatch) as daemon:
-        daemon.code.passing = True
+    async with loading_house() as daemon:
+        daemon.code.is_temporary = True
         for path in ("/v1/models", "/api/tags"):
             assert b"code" not in (await daemon.house.ask("GET", path)).body, path
 

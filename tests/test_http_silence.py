@@ -122,7 +122,7 @@ async def test_an_answer_whose_model_takes_long_to_load_begins_with_spaces(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, path: str
 ) -> None:
     monkeypatch.setattr(test_loading, "STEP_S", 4.5)
-    async with loading_house(monkeypatch) as daemon:
+    async with loading_house() as daemon:
         client = daemon.house.connect()
         await client.send("POST", path, {**LOADED[path], "model": "code"})
         check(await timed(client))
@@ -190,7 +190,7 @@ async def test_a_load_that_fails_behind_the_spaces_is_cut(
     """One that fails before has a status."""
     for step_s, is_cut in ((4.5, True), (1.0, False)):
         monkeypatch.setattr(test_loading, "STEP_S", step_s)
-        async with loading_house(monkeypatch) as daemon:
+        async with loading_house() as daemon:
             daemon.error = ModelError("the file is damaged.")
             client = daemon.house.connect()
             await client.send("POST", "/load", {"model": "code"})
