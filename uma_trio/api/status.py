@@ -17,7 +17,6 @@ from uma_trio.http.errors import Fault, fault_of, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Reply
 from uma_trio.observe.explain import explanation, ticks_for
-from uma_trio.observe.exposition import prometheus
 from uma_trio.observe.sentences import sentences
 from uma_trio.service.pulse import SILENT_S, LoadReading
 from uma_trio.words import Lane
@@ -66,6 +65,8 @@ async def metrics(exchange: Exchange, context: Context) -> Reply:
     spent = 0.0
 
     def written() -> bytes:
+        from uma_trio.observe.exposition import prometheus  # slow to import
+
         nonlocal spent
         began = clock()
         found = service.metrics() if served is None else served.telemetry.snapshot()

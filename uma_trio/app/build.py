@@ -60,14 +60,12 @@ from uma_trio.observe import log
 from uma_trio.observe.figures import EncodingFigures
 from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.records import Recorded
-from uma_trio.observe.trace import TraceFile
 from uma_trio.observe.view import MOST_TICKS
 from uma_trio.policy.cost import CostModel, Traffic, Work
 from uma_trio.policy.costing.calibrate import Neighbour, assume_looking_back, measured_cost
 from uma_trio.policy.costing.copying import known_copies
 from uma_trio.policy.costing.neighbours import in_words
 from uma_trio.policy.pipeline import Policy, keeps_latency_cap
-from uma_trio.policy.portable import Header
 from uma_trio.policy.state import Contract
 from uma_trio.policy.tuning import TUNING
 from uma_trio.service.fair import HELPERS, in_threads
@@ -455,6 +453,9 @@ def _recorder(config: Config, backend: Backend, settings: EngineSettings) -> Ite
     if config.trace is None:
         yield Recorder()
         return
+    from uma_trio.observe.trace import TraceFile  # slow to import, as what it writes
+    from uma_trio.policy.portable import Header
+
     header = Header(
         __version__,
         backend.model.name,

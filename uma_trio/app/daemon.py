@@ -254,6 +254,7 @@ class _Daemon:
         for each in texts:  # before a socket is taken, so that no client waits for it
             await trio.to_thread.run_sync(warm_if_used, each.front_end, abandon_on_cancel=True)
         builder.started()
+        await trio.to_thread.run_sync(give_memory_back)  # of what was only needed to load
         share_interpreter(overlaps=any(not each.needs_cores for each in texts))
 
     @property
