@@ -5,8 +5,8 @@
 
 Each question comes behind the same story, four at a time: with the prefix cache *off*, *on*, and
 *disturbed*. Disturbed means that at random, between two ticks, leaves are taken out of the KV cache, pages
-are saved, evicted or dropped, requests are preempted, cells are moved, and that some copies, saves, restores and
-moves fail. What a seed makes happen it makes happen again.
+are saved, evicted or dropped, requests are preempted, and that some copies, saves and restores
+fail. What a seed makes happen it makes happen again.
 
 Where an answer differs from the one without a cache, the two tokens at which they part are looked at in
 an empty context without a cache: how far apart their logits are, and whether it is enough to let cells of
@@ -51,7 +51,7 @@ AT_ONCE = 4
 NAMESPACE = "1"
 BUDGET = 64 << 20
 TIGHT = 2_200_000  # eight pages of the bundled model, so that some are always evicted
-FAIL = 0.05  # of all copies, saves, restores and moves, where they are disturbed
+FAIL = 0.05  # of all copies, saves and restores, where they are disturbed
 _SCATTERED = (0, 1, 3)  # cells of somebody else's behind each 8 of the prompt's own
 _BEFORE = range(32)  # sums are made in groups of up to 32 cells
 
@@ -78,10 +78,6 @@ class Backend(LlamaBackend):
     def kv_restore(self, slot: int, saved: Sequence[Saved]) -> bool:
         """Restore cells, or fail."""
         return not self._broken("restore") and super().kv_restore(slot, saved)
-
-    def kv_move(self, slot: int, first: int, last: int) -> bool:
-        """Move cells, or fail."""
-        return not self._broken("move") and super().kv_move(slot, first, last)
 
 
 def load() -> Backend:
