@@ -8,8 +8,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from uma_trio.service.compiling import COMPILE_S, QUEUE_S, in_fair_threads
-from uma_trio.service.fair import FairPlaces, UserProgram, in_threads, program_of, works_for
+from uma_trio.service.fair import (
+    COMPILE_S,
+    QUEUE_S,
+    FairPlaces,
+    UserProgram,
+    in_fair_threads,
+    in_threads,
+    program_of,
+    works_for,
+)
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.shape import NotChecked, Unconstrainable, waits_until
 

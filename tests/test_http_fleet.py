@@ -227,7 +227,8 @@ async def test_a_daemon_is_ready_while_its_engine_answers(autojump_clock: MockCl
     """`/health` says whether the process lives; with `?ready` an engine that hangs counts, too."""
     async with http_house() as daemon:
         assert (await daemon.ask("GET", "/health?ready")).status == 200
-        pulse = daemon.inner.service.default.pulse
+        assert daemon.inner.service._pulse is not None
+        _, pulse = daemon.inner.service._pulse
 
         async def silent() -> None:
             await trio.sleep_forever()

@@ -15,7 +15,7 @@ from net_kit import house, slowly
 from trio.testing import MockClock
 
 from uma_protocol import Eos, Error, Generate, Message, Token
-from uma_trio.service.compiling import COMPILE_S
+from uma_trio.service.fair import COMPILE_S
 from uma_trio_sim.fake import EOS, FakeBackend
 
 PENALTIES: dict[str, Any] = {

@@ -21,7 +21,7 @@ from uma_trio.models.manager import ModelManager
 from uma_trio.models.model import Model
 from uma_trio.service.ask import Ask, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
-from uma_trio.service.compiling import RunFor
+from uma_trio.service.fair import RunFor
 from uma_trio.service.generation import AnswerHost, Generation
 from uma_trio.service.preparing import check, prepare
 from uma_trio.service.stream import Reader

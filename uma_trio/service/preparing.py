@@ -13,8 +13,7 @@ from uma_trio.models.loaded import LoadedModel
 from uma_trio.models.refusal import Refusal
 from uma_trio.service.ask import Ask, Chat, Door, Origin, whose_texts
 from uma_trio.service.checks import check_fits, check_untokenised, is_large, refusing_depth
-from uma_trio.service.compiling import RunFor
-from uma_trio.service.fair import program_of
+from uma_trio.service.fair import RunFor, program_of
 from uma_trio.text.frontend import Preparation, Prepared
 from uma_trio.text.prompt import NoTemplate, Prompt, Unrenderable
 from uma_trio.text.shape import NotChecked, Unconstrainable, Unknown

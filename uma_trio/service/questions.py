@@ -10,11 +10,12 @@ another principal's question by at most one pause for each principal.
 from __future__ import annotations
 
 import types
-from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Generator, Hashable
 from typing import Any, Final, TypeVar
 
 import trio
+
+from uma_trio.service.fair import FairQueue
 
 Answer = TypeVar("Answer")
 
@@ -39,7 +40,7 @@ class Questions:
         self._busy = busy
         self._pause = pause
         self._free_at = float("-inf")  # on trio's clock
-        self._waiting: OrderedDict[Hashable, deque[trio.Event]] = OrderedDict()
+        self._queue = FairQueue[Hashable]()
         self._at_the_gate = False
 
     async def answer(
@@ -71,7 +72,7 @@ class Questions:
     async def _turn(self, asker: Hashable) -> None:
         """Wait for a turn and then for the end of the pause."""
         if self._at_the_gate:
-            await self._stand_in_line(asker)
+            await self._queue.wait(asker, self._next)
         self._at_the_gate = True
         try:
             if self._busy():
@@ -79,30 +80,8 @@ class Questions:
         finally:
             self._next()
 
-    async def _stand_in_line(self, asker: Hashable) -> None:
-        called = trio.Event()
-        line = self._waiting.setdefault(asker, deque())
-        line.append(called)
-        try:
-            await called.wait()
-        except trio.Cancelled:
-            if called.is_set():
-                self._next()  # it was called while it left
-            else:
-                line.remove(called)
-                if not line:
-                    del self._waiting[asker]
-            raise
-
     def _next(self) -> None:
-        """Call the next one: the oldest question of the principal that was called longest ago."""
-        self._at_the_gate = bool(self._waiting)
-        if self._waiting:
-            asker, line = self._waiting.popitem(last=False)
-            called = line.popleft()
-            if line:
-                self._waiting[asker] = line
-            called.set()
+        self._at_the_gate = self._queue.wake()
 
 
 @types.coroutine

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import trio
 
 from uma_protocol.errors import Code
+from uma_trio.engine.cells import PrefixDisk
 from uma_trio.models.loaded import LoadedModel
 from uma_trio.models.manager import ModelManager
 from uma_trio.models.model import Model
@@ -22,12 +23,10 @@ from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.records import PrefixReport
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Origin, Refusal
-from uma_trio.service.compiling import RunFor, unqueued
 from uma_trio.service.directory import Directory, RunningRequest
-from uma_trio.service.fair import RunBlocking
+from uma_trio.service.fair import RunBlocking, RunFor, unqueued
 from uma_trio.service.observer import Observer
 from uma_trio.service.playout import Playout
-from uma_trio.service.prefix_files import PrefixFiles
 from uma_trio.service.pulse import LoadReading, Pulse
 from uma_trio.service.questions import Questions
 from uma_trio.service.request_log import LogRequest, no_log
@@ -61,7 +60,7 @@ class Service:
         give_memory_back: Callable[[], None] | None = None,
         log_request: LogRequest = no_log,
         settings: Mapping[str, str] | None = None,
-        disk: PrefixFiles | None = None,
+        disk: PrefixDisk | None = None,
     ) -> None:
         self.models = models
         self._disk = disk
