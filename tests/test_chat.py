@@ -23,7 +23,8 @@ from terminal_kit import Terminal
 
 from uma_protocol import Generate
 from uma_trio.cli.answer_flags import AnswerFlags
-from uma_trio.cli.chat import _HELP, Conversation, Talk, Wrapped, chat
+from uma_trio.cli.chat import _HELP, Conversation, Talk, chat
+from uma_trio.cli.printer import Wrapped
 from uma_trio.client import ServerError
 
 HERE = Path(__file__).parent
@@ -35,7 +36,7 @@ HERE = Path(__file__).parent
 def shown(text: str, width: int, cut: Callable[[str], list[str]] = list) -> list[str]:
     """Return the lines that a terminal shows of a text that came in pieces."""
     written: list[str] = []
-    wrapped = Wrapped(written.append, lambda: width, len)
+    wrapped = Wrapped(written.append, lambda: width)
     for piece in cut(text):
         wrapped.put(piece)
     return screen("".join(written))

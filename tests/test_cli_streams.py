@@ -194,6 +194,19 @@ def test_what_comes_behind_half_an_answer_has_a_line_of_its_own(
     assert out.text == "half\n"
 
 
+def test_words_are_not_broken_at_the_edge_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that does not fit goes to the next line; a file gets the text as it is."""
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "The fox walks everywhere today."
+    for terminal in (True, False):
+        out, _ = screens(monkeypatch, terminal=terminal)
+        printer = Printer(as_json=False)
+        for number, letter in enumerate(text):
+            printer.token(Token("", letter, number))
+        printer.finish(None)
+        assert ("\neverywhere today." in out.text) is terminal
+
+
 def test_figures_do_not_stand_behind_the_echo_of_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal has put ^C where the cursor was; nothing is said of the rate of no tokens."""
     out, err = screens(monkeypatch)

@@ -240,7 +240,8 @@ def commands(text: str) -> Iterator[list[str]]:
 @cache
 def flags_of(verb: str) -> frozenset[str]:
     """Return the options that the help of a verb names."""
-    code = ["-c", PROGRAMS["uma-trio"], verb, "--help"]
+    every = "--help-all" if verb == "serve" else "--help"
+    code = ["-c", PROGRAMS["uma-trio"], verb, every]
     done = subprocess.run(
         [sys.executable, *code], env=environment(), capture_output=True, text=True, check=True
     )

@@ -65,6 +65,7 @@ def home(tmp_path: Path, there: Mirror, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("XDG_CACHE_HOME", "OLLAMA_MODELS", "XDG_CONFIG_HOME", "HF_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("UMA_SOCK", str(tmp_path / "none"))
     endpoint_is(there.url, monkeypatch)
     monkeypatch.setattr(file_download.time, "sleep", lambda _: None)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
@@ -647,8 +648,11 @@ def test_models_say_what_the_running_daemon_serves(
 def test_rm_deletes_a_download_with_the_bytes_that_nothing_else_has(
     there: Mirror, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The other quantisation of the repository stays."""
+    """At every commit; the other quantisation of the repository stays."""
     assert pull(REPO) == pull(f"{REPO}:Q8_0") == 0
+    earlier = home / ".cache/huggingface/hub/models--owner--tiny-GGUF/snapshots/aaa"
+    earlier.mkdir()
+    (earlier / NAME).symlink_to(f"../../blobs/{there.digest(NAME)}")
     assert remove(f"{REPO}:Q4_K_M", yes=True) == 0
     assert listed(home) == ["tiny-Q8_0.gguf"]
     blobs = [path.name for path in home.rglob("blobs/*")]

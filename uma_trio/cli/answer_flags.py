@@ -69,8 +69,7 @@ class AnswerFlags:
         Path | None, Parameter(help="A file with a grammar (GBNF or Lark); the answer matches it.")
     ] = None
     model: Annotated[
-        str | None,
-        Parameter(help="Which of the daemon's models answers; default: the first."),
+        str | None, Parameter(help="Which of the daemon's models answers; default: the first.")
     ] = None
     priority: Lane = "interactive"
     session: Annotated[

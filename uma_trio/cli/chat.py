@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -17,17 +16,9 @@ from attrs import evolve, field, mutable
 
 from uma_trio.cli.answer_flags import AnswerFlags
 from uma_trio.cli.attempt import run_when_served, sentence, starter
-from uma_trio.cli.output import (
-    OK,
-    UNREACHABLE,
-    USAGE,
-    Trouble,
-    complain,
-    leaves,
-    socket_path,
-)
+from uma_trio.cli.output import OK, UNREACHABLE, USAGE, Trouble, complain, leaves, socket_path
 from uma_trio.cli.parser import FIELDS, Parameter
-from uma_trio.cli.printer import WaitLine
+from uma_trio.cli.printer import WaitLine, Wrapped
 from uma_trio.words import harmless, nearest
 
 if TYPE_CHECKING:
@@ -63,7 +54,7 @@ def chat(
     *,
     asking: Annotated[AnswerFlags, Parameter(name=FIELDS)] = _NOTHING,
     stats: Annotated[
-        bool, Parameter(help="Show tokens/s and the cached share after each answer.", negative="")
+        bool, Parameter(help="Show tokens/s and the cached share after each answer.")
     ] = False,
 ) -> int:
     """Talk with the model in the terminal. /help lists what else can be done there."""
@@ -198,7 +189,7 @@ class Talk:
 
     def _answer(self) -> None:
         talk = self._conversation
-        shown = Wrapped(_say, lambda: shutil.get_terminal_size().columns, _cells())
+        shown = Wrapped(_say)
         answer: list[str] = []
         with _keys_unseen():
             eos = _run(
@@ -384,12 +375,6 @@ def _keys_unseen() -> Iterator[None]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def _cells() -> Callable[[str], int]:
-    from prompt_toolkit.utils import get_cwidth
-
-    return get_cwidth
-
-
 def _say(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -471,75 +456,3 @@ class Conversation:
             raise ValueError("a role is system, user or assistant")
         self.system = turns[0][1] if turns and turns[0][0] == "system" else ""
         self.turns = [turn for turn in turns if turn[0] != "system"]
-
-
-_FENCE = "```"
-
-
-class Wrapped:
-    """Writes pieces at once; a word that does not fit is erased and written on the next line.
-
-    Lines between code fences are not wrapped. `width` is called for each piece, since a window may be resized;
-    `cells` returns the columns of a text.
-    """
-
-    def __init__(
-        self, write: Callable[[str], object], width: Callable[[], int], cells: Callable[[str], int]
-    ) -> None:
-        self._write = write
-        self._width = width
-        self._cells = cells
-        self._line = ""  # the current line of the text
-        self._column = 0
-        self._word = ""
-        self._in_code = False
-
-    def put(self, text: str) -> None:
-        """Show the next piece."""
-        width = max(20, self._width())
-        for character in text:
-            if character == "\n":
-                self._end_line()
-            elif character.isspace():
-                self._space(character, width)
-            else:
-                self._letter(character, width)
-
-    def end(self) -> None:
-        """End the line if it has begun."""
-        if self._column or self._line:
-            self._end_line()
-        self._in_code = False
-
-    def _end_line(self) -> None:
-        if self._line.lstrip().startswith(_FENCE):
-            self._in_code = not self._in_code
-        self._write("\n")
-        self._line = self._word = ""
-        self._column = 0
-
-    def _space(self, character: str, width: int) -> None:
-        self._line += character
-        self._word = ""
-        if self._in_code or self._column + 1 < width:
-            self._write(character)
-            self._column += 1
-        elif self._column:  # the line break replaces the space
-            self._write("\n")
-            self._column = 0
-
-    def _letter(self, character: str, width: int) -> None:
-        self._line += character
-        size = self._cells(character)
-        if not self._in_code and self._column + size > width - 1:
-            begun = self._word if self._cells(self._word) < width - 2 else ""
-            back = self._cells(begun)
-            if back and back < self._column:
-                self._write(f"\x1b[{back}D\x1b[K\n{begun}")
-            else:
-                self._write("\n")
-                begun = ""
-            self._word, self._column = begun, self._cells(begun)
-        self._write(character)
-        self._word += character
-        self._column += size

@@ -21,8 +21,7 @@ def completion(
     install: Annotated[
         bool,
         Parameter(
-            help="Write it where the shell finds it, and have the shell's start-up file load it if necessary.",
-            negative="",
+            help="Write it where the shell finds it, and have the shell's start-up file load it if necessary."
         ),
     ] = False,
 ) -> int:

@@ -105,15 +105,11 @@ def doctor(
     cost: Annotated[
         bool,
         Parameter(
-            help="Only print the time of a tick by its number of tokens here. Loads the model.",
-            negative="",
+            help="Only print the time of a tick by its number of tokens here. Loads the model."
         ),
     ] = False,
     fresh: Annotated[
-        bool,
-        Parameter(
-            help="With --cost: measure again instead of using the stored times.", negative=""
-        ),
+        bool, Parameter(help="With --cost: measure again instead of using the stored times.")
     ] = False,
     template: Annotated[
         str | None,

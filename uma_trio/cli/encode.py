@@ -54,10 +54,7 @@ LinesFlag = Annotated[
 ]
 TruncateFlag = Annotated[
     bool,
-    Parameter(
-        help="Cut the end of a text that is too long for the model, instead of refusing it.",
-        negative="",
-    ),
+    Parameter(help="Cut the end of a text that is too long for the model, instead of refusing it."),
 ]
 
 
@@ -78,13 +75,11 @@ def embed(
         bool,
         Parameter(
             help="Print the numbers of each vector, separated by spaces. Default: a JSON object on each line, with "
-            "index, text or file, and embedding.",
-            negative="",
+            "index, text or file, and embedding."
         ),
     ] = False,
     base64: Annotated[
-        bool,
-        Parameter(help="Print the float32 of each vector as base64 in its JSON.", negative=""),
+        bool, Parameter(help="Print the float32 of each vector as base64 in its JSON.")
     ] = False,
     model: Annotated[
         str | None, Parameter(help="Which model; default: the daemon's first that makes vectors.")

@@ -54,8 +54,7 @@ BALLAST = (
 
 def explain(
     request: Annotated[
-        int | None,
-        Parameter(help="The daemon's handle of a request, as `uma-trio ps` shows it."),
+        int | None, Parameter(help="The daemon's handle of a request, as `uma-trio ps` shows it.")
     ] = None,
     /,
     *,
@@ -70,10 +69,7 @@ def explain(
         Parameter(help="Show this many of the latest requests, not all that are recorded."),
     ] = None,
     follow: Annotated[
-        bool,
-        Parameter(
-            help="Print what the request waits for as it changes, until it ends.", negative=""
-        ),
+        bool, Parameter(help="Print what the request waits for as it changes, until it ends.")
     ] = False,
     json: JsonFlag = False,
     socket: SocketFlag = None,

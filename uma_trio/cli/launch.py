@@ -76,9 +76,7 @@ def _become(program: tuple[str, ...], more: dict[str, str]) -> NoReturn:
 
 
 def environment(
-    address: Address,
-    key_file: Path | None,
-    inherited: Mapping[str, str] = MappingProxyType({}),
+    address: Address, key_file: Path | None, inherited: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
     """Return the variables by which programs find an API, by every name they have for it.
 

@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from uma_trio.cli.attempt import attempt
-from uma_trio.cli.output import (
-    OK,
-    USAGE,
-    SocketFlag,
-    complain,
-    console,
-    print_json,
-    socket_path,
-)
+from uma_trio.cli.output import OK, USAGE, SocketFlag, complain, console, print_json, socket_path
 from uma_trio.cli.parser import Parameter
 from uma_trio.words import harmless
 
@@ -34,12 +26,10 @@ _LEAST_ROOM = 30  # columns; less would cut every explanation
 def metrics(
     *,
     every: Annotated[
-        bool, Parameter(name="--all", help="Show every metric, not eight lines.", negative="")
+        bool, Parameter(name="--all", help="Show every metric, not eight lines.")
     ] = False,
-    json: Annotated[bool, Parameter(help="Print one line of JSON each time.", negative="")] = False,
-    prometheus: Annotated[
-        bool, Parameter(help="Print Prometheus' text format, once.", negative="")
-    ] = False,
+    json: Annotated[bool, Parameter(help="Print one line of JSON each time.")] = False,
+    prometheus: Annotated[bool, Parameter(help="Print Prometheus' text format, once.")] = False,
     watch: Annotated[
         float | None, Parameter(help="Repeat at this interval in seconds, until Ctrl-C.")
     ] = None,

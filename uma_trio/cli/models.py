@@ -89,8 +89,7 @@ class Daemon:
 
 
 ModelDirFlag = Annotated[
-    tuple[str, ...],
-    Parameter(help="A further folder with GGUF files.", metavar="FOLDER"),
+    tuple[str, ...], Parameter(help="A further folder with GGUF files.", metavar="FOLDER")
 ]
 
 
@@ -185,7 +184,7 @@ def remove(
     model: _NameArgument,
     /,
     *,
-    yes: Annotated[bool, Parameter(help="Do not ask for a confirmation.", negative="")] = False,
+    yes: Annotated[bool, Parameter(help="Do not ask for a confirmation.")] = False,
     model_dir: ModelDirFlag = (),
     socket: SocketFlag = None,
 ) -> int:
@@ -217,7 +216,7 @@ def remove(
 
 
 def files_to_remove(model: Found, cache: Path, folders: Iterable[Path]) -> list[Path]:
-    """Return the files of a model: its parts, and in the hub's cache the blobs that nothing else links to.
+    """Return the files of a model: its parts, and in the hub's cache the blobs with all links to them.
 
     Raises:
         Trouble: the model is bundled, belongs to another program, or is outside the model folders.
@@ -243,14 +242,11 @@ def files_to_remove(model: Found, cache: Path, folders: Iterable[Path]) -> list[
     if model.source != "hf":
         return parts  # of a symbolic link, the link
     repository = cache / first.relative_to(os.path.abspath(cache)).parts[0]
-    links = [path for path in (repository / "snapshots").rglob("*") if path.is_symlink()]
-    blobs = []
-    for part in parts:
-        blob = part.resolve()
-        others = [link for link in links if link not in parts and link.resolve() == blob]
-        if part.is_symlink() and not others and blob.is_relative_to(repository.resolve()):
-            blobs += [blob] if blob.is_file() else []
-    return [*parts, *blobs]
+    blobs = {part.resolve() for part in parts if part.is_symlink()}
+    links = (path for path in (repository / "snapshots").rglob("*") if path.is_symlink())
+    named = {*parts, *(link for link in links if link.resolve() in blobs)}
+    own = [blob for blob in blobs if blob.is_file() and blob.is_relative_to(repository.resolve())]
+    return sorted(named) + sorted(own)
 
 
 def _check_removable(model: Found, files: Sequence[Path], daemon: Daemon) -> None:

@@ -29,19 +29,19 @@ SocketFlag = Annotated[
 WaitFlag = Annotated[
     bool,
     Parameter(
-        name="--wait",
+        negative="--no-wait",
         help="Wait for a daemon that is starting, such as one that loads its model, or fail at once.",
     ),
 ]
 StartFlag = Annotated[
     bool | None,
     Parameter(
-        name="--start",
+        negative="--no-start",
         help="Start a daemon if none serves there, with the settings of this user's file; default: ask, on a "
         "terminal.",
     ),
 ]
-JsonFlag = Annotated[bool, Parameter(help="Print JSON.", negative="")]
+JsonFlag = Annotated[bool, Parameter(help="Print JSON.")]
 
 OK = 0
 USAGE = 1

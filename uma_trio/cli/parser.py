@@ -32,14 +32,14 @@ _WIDEST = 100
 class Parameter:
     """Describe an argument or option of a verb.
 
-    A switch has `--no-NAME` unless `negative` says otherwise ("" for none). `many` values may follow one
+    A switch may have a `negative`, such as `--no-NAME`. `many` values may follow one
     option. `rest` marks the words of another program. `show` is False for an option that no help lists,
     `advanced` is True for one that only `--help-all` lists.
     """
 
     help: str = ""
     name: str | tuple[str, ...] = ()
-    negative: str | None = None
+    negative: str = ""
     metavar: str | None = None
     group: str = ""
     many: bool = False
@@ -429,10 +429,7 @@ def _option(name: str, hint: Any, *, group: str = "", owner: type | None = None)
     own = f"{group}__{name}" if group else name
     several = get_origin(kind) is tuple
     if kind is bool:
-        negative = declared.negative
-        if negative is None:
-            negative = f"--no-{names[0].removeprefix('--')}"
-        spelled = [f"{names[0]}/{negative}" if negative else names[0], *names[1:]]
+        spelled = [f"{names[0]}/{declared.negative}".removesuffix("/"), *names[1:]]
         param = click.Option([own, *spelled], is_flag=True, default=None)
     else:
         inner = get_args(kind)[0] if several else kind

@@ -35,7 +35,7 @@ def prefix(
     /,
     *,
     seconds: Annotated[int, Parameter(help="With pin: the duration; 0 removes the pin.")] = 300,
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print JSON.")] = False,
     socket: SocketFlag = None,
 ) -> int:
     """List or clear the cached prefixes of your prompts, or pin a conversation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from json import dumps, loads
 from pathlib import Path
@@ -12,7 +13,7 @@ from uma_trio.cli.output import complain, print_json
 from uma_trio.words import harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from uma_protocol import End, Eos, Sessions, Token, ToolCall
 
@@ -34,7 +35,7 @@ class Printer:
         self._n = n
         self._waiting: list[list[Token]] = [[] for _ in range(n)]
         self._turn = -1 if n > 1 else 0  # the answer that is printed
-        self._terminal = sys.stdout.isatty()
+        self._wrapped = Wrapped(_write) if sys.stdout.isatty() else None
         self._watched = sys.stderr.isatty()
         self._dim = self._watched and "NO_COLOR" not in os.environ and _has_colour()
         self._thinking = False
@@ -98,8 +99,9 @@ class Printer:
     def end_line(self) -> None:
         """Begin a new line unless the current one is empty."""
         if self._open_line and not self._as_json:
-            if self._terminal:
+            if self._wrapped is not None:
                 _put(sys.stdout, "\n")
+                self._wrapped.reset()
                 self._unended = False
             elif self._watched and self._thinking:
                 _put(sys.stderr, "\n")
@@ -135,8 +137,10 @@ class Printer:
         return {"choices": answers}
 
     def _say(self, text: str) -> None:
-        shown = harmless(text) if self._terminal else text
-        sys.stdout.buffer.write(shown.encode())
+        if self._wrapped is not None:
+            self._wrapped.put(harmless(text))
+        else:
+            _write(text)
         sys.stdout.buffer.flush()
         self._open_line = self._unended = not text.endswith("\n")
 
@@ -160,6 +164,10 @@ def _decoded(arguments: str) -> Any:
         return loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+def _write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode())
 
 
 def _put(stream: TextIO, text: str) -> None:
@@ -231,3 +239,83 @@ class WaitLine:
             self._shown = wait
             sys.stderr.write(f"{_CLEAR}{harmless(wait)}")
             sys.stderr.flush()
+
+
+_FENCE = "```"
+
+
+def _window_width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+class Wrapped:
+    """Writes pieces at once; a word that does not fit is erased and written on the next line.
+
+    Lines between code fences are not wrapped.
+    """
+
+    def __init__(
+        self, write: Callable[[str], object], width: Callable[[], int] = _window_width
+    ) -> None:
+        from rich.cells import cell_len
+
+        self._write, self._width = write, width
+        self._cells = cell_len
+        self._line = ""  # the current line of the text
+        self._column = 0
+        self._word = ""
+        self._in_code = False
+
+    def put(self, text: str) -> None:
+        """Show the next piece."""
+        width = max(20, self._width())
+        for character in text:
+            if character == "\n":
+                self._end_line()
+            elif character.isspace():
+                self._space(character, width)
+            else:
+                self._letter(character, width)
+
+    def end(self) -> None:
+        """End the line if it has begun."""
+        if self._column or self._line:
+            self._end_line()
+        self._in_code = False
+
+    def reset(self) -> None:
+        """Note that something else has begun a new line."""
+        self._line = self._word = ""
+        self._column = 0
+
+    def _end_line(self) -> None:
+        if self._line.lstrip().startswith(_FENCE):
+            self._in_code = not self._in_code
+        self._write("\n")
+        self.reset()
+
+    def _space(self, character: str, width: int) -> None:
+        self._line += character
+        self._word = ""
+        if self._in_code or self._column + 1 < width:
+            self._write(character)
+            self._column += 1
+        elif self._column:  # the line break replaces the space
+            self._write("\n")
+            self._column = 0
+
+    def _letter(self, character: str, width: int) -> None:
+        self._line += character
+        size = self._cells(character)
+        if not self._in_code and self._column + size > width - 1:
+            begun = self._word if self._cells(self._word) < width - 2 else ""
+            back = self._cells(begun)
+            if back and back < self._column:
+                self._write(f"\x1b[{back}D\x1b[K\n{begun}")
+            else:
+                self._write("\n")
+                begun = ""
+            self._word, self._column = begun, self._cells(begun)
+        self._write(character)
+        self._word += character
+        self._column += size

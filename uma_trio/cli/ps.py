@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from uma_protocol import SessionInfo, Sessions
 
 
-def ps(
-    *,
-    json: JsonFlag = False,
-    socket: SocketFlag = None,
-    wait: WaitFlag = True,
-) -> int:
+def ps(*, json: JsonFlag = False, socket: SocketFlag = None, wait: WaitFlag = True) -> int:
     """Show the requests in progress, the KV cache and the models. JSON has the requests; see also `uma-trio top`."""
     path = socket_path(socket)
     return attempt(_ps, path, json, wait_at=path if wait else None)

@@ -16,14 +16,7 @@ from attrs import evolve, fields, frozen
 
 from uma_trio.cli.answer_flags import STDIN, AnswerFlags, left_unread, prompt_of, tools_of
 from uma_trio.cli.attempt import attempt, starter
-from uma_trio.cli.output import (
-    INTERRUPTED,
-    OK,
-    USAGE,
-    complain,
-    how_to_ask,
-    socket_path,
-)
+from uma_trio.cli.output import INTERRUPTED, OK, USAGE, complain, how_to_ask, socket_path
 from uma_trio.cli.parser import FIELDS, Parameter
 from uma_trio.cli.printer import Printer, WaitLine
 from uma_trio.config.errors import ConfigError
@@ -62,15 +55,16 @@ class Asking(AnswerFlags):
         Parameter(help="auto: the model may call; required: it must call; none: it does not call."),
     ] = "auto"
     stream: Annotated[
-        bool, Parameter(help="Print the answer as it is generated, or all of it at the end.")
-    ] = True
-    metrics: Annotated[
         bool,
         Parameter(
-            help="Print the daemon's metrics as JSON instead of sending a prompt.", negative=""
+            negative="--no-stream",
+            help="Print the answer as it is generated, or all of it at the end.",
         ),
+    ] = True
+    metrics: Annotated[
+        bool, Parameter(help="Print the daemon's metrics as JSON instead of sending a prompt.")
     ] = False
-    json: Annotated[bool, Parameter(help="Print one JSON object at the end.", negative="")] = False
+    json: Annotated[bool, Parameter(help="Print one JSON object at the end.")] = False
 
     @property
     def _more(self) -> dict[str, Any]:
@@ -100,10 +94,7 @@ _NOTHING = Asking()
 Flags = Annotated[Asking, Parameter(name=FIELDS)]
 
 
-Words = Annotated[
-    str,
-    Parameter(help="The prompt. The word - is standard input."),
-]
+Words = Annotated[str, Parameter(help="The prompt. The word - is standard input.")]
 
 
 def run(*words: Words, chat: Chat = None, asking: Flags = _NOTHING) -> int:

@@ -250,6 +250,7 @@ def _parameter(item: Option, group: str) -> inspect.Parameter:
     shape = Parameter(
         name=item.flag,
         help=" ".join(about),
+        negative=f"--no-{item.flag.removeprefix('--')}" if item.is_switch else "",
         metavar=None if item.is_switch else item.metavar or ("CHOICE" if item.choices else "N"),
         group=group,
         advanced=item.name not in ESSENTIAL,
@@ -277,14 +278,10 @@ def _signature() -> inspect.Signature:
         name="--replace",
         help="Replace the daemon that serves there: load the model first, take over its sockets without refusing a "
         "request, and let it finish its requests. Both need memory for a while.",
-        negative="",
         group="Upgrade",
     )
     reserved = [
-        _keyword(
-            item.key,
-            Annotated[str | None, Parameter(name=item.flag, show=False)],
-        )
+        _keyword(item.key, Annotated[str | None, Parameter(name=item.flag, show=False)])
         for item in RESERVED
         if item.flag
     ]

@@ -48,7 +48,7 @@ def service(
     /,
     *,
     show: Annotated[
-        bool, Parameter(help="With install: print the files and change nothing.", negative="")
+        bool, Parameter(help="With install: print the files and change nothing.")
     ] = False,
 ) -> int:
     """Run the daemon as a service of this user.
@@ -70,10 +70,7 @@ def service(
 def logs(
     *,
     follow: Annotated[
-        bool,
-        Parameter(
-            name=("--follow", "-f"), help="Continue with what is logged, until Ctrl-C.", negative=""
-        ),
+        bool, Parameter(name=("--follow", "-f"), help="Continue with what is logged, until Ctrl-C.")
     ] = False,
 ) -> int:
     """Show the latest lines of the log: of the service, or of the daemon that `--start` started.

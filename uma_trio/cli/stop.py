@@ -18,14 +18,11 @@ _POLL_S = 0.05
 
 def stop(
     model: Annotated[
-        str | None,
-        Parameter(help="Unload this model instead; the daemon continues."),
+        str | None, Parameter(help="Unload this model instead; the daemon continues.")
     ] = None,
     /,
     *,
-    now: Annotated[
-        bool, Parameter(help="Do not wait for the running requests: end them.", negative="")
-    ] = False,
+    now: Annotated[bool, Parameter(help="Do not wait for the running requests: end them.")] = False,
     socket: SocketFlag = None,
 ) -> int:
     """Stop the daemon, or unload MODEL. The daemon's requests may finish first, for as long as --drain says."""

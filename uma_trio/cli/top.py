@@ -53,10 +53,8 @@ _KEYS: Final = {
 
 def top(
     *,
-    once: Annotated[bool, Parameter(help="Print one picture and end.", negative="")] = False,
-    json: Annotated[
-        bool, Parameter(help="With --once: print it as one line of JSON.", negative="")
-    ] = False,
+    once: Annotated[bool, Parameter(help="Print one picture and end.")] = False,
+    json: Annotated[bool, Parameter(help="With --once: print it as one line of JSON.")] = False,
     every: Annotated[float, Parameter(help="Seconds between two pictures, 0.2 to 60.")] = 0.5,
     socket: SocketFlag = None,
     wait: WaitFlag = True,

@@ -117,7 +117,6 @@ class HttpConfig:
 
     http: str = option(
         "off",
-        flag="--http",
         read=_http,
         metavar="[HOST:]PORT",
         help="Also serve the APIs of OpenAI, Anthropic, llama-server and Ollama over HTTP: on a port of this "
@@ -125,7 +124,6 @@ class HttpConfig:
     )
     http_key_file: Path | None = option(
         None,
-        flag="--http-key-file",
         shown_default="none",
         metavar="FILE",
         help="A file with HTTP keys, one a line, readable by this user only. Without it HTTP "
@@ -133,7 +131,6 @@ class HttpConfig:
     )
     http_admin_key_file: Path | None = option(
         None,
-        flag="--http-admin-key-file",
         shown_default="none",
         metavar="FILE",
         help="A file with HTTP keys, as of --http-key-file, whose holders may see and change the "
@@ -141,7 +138,6 @@ class HttpConfig:
     )
     http_host: str | None = option(
         None,
-        flag="--http-host",
         read=_hosts,
         shown_default="none",
         metavar="NAME,...",
@@ -150,7 +146,6 @@ class HttpConfig:
     )
     http_origin: str | None = option(
         None,
-        flag="--http-origin",
         read=_origins,
         shown_default="none",
         metavar="ORIGIN,...",
@@ -159,36 +154,27 @@ class HttpConfig:
     )
     http_strict: bool = option(
         False,
-        flag="--http-strict",
         help="Refuse HTTP requests that name another model or contain a field that would be ignored.",
     )
     http_reasoning: str = option(
         "reasoning_content",
-        flag="--http-reasoning",
         choices=("reasoning_content", "reasoning", "both"),
         help="The name of the field for the model's reasoning in answers of /v1/chat/completions.",
     )
     http_max_prompt_bytes: int = option(
         2 * MIB,
-        flag="--http-max-prompt-bytes",
-        minimum=1,
-        maximum=64 * MIB,
-        unit="bytes",
+        within=(1, 64 * MIB, "bytes"),
         help="The maximum length of a prompt over HTTP. A longer prompt is answered with 413.",
     )
     http_max_connections: int = option(
         256,
-        flag="--http-max-connections",
-        minimum=1,
-        maximum=65_536,
-        unit="connections",
+        within=(1, 65_536, "connections"),
         help="The maximum number of HTTP connections. For a further connection an idle one is closed; "
         "if all are at work, it is answered with 503 and closed.",
     )
 
     http_trusted_proxy: str | None = option(
         None,
-        flag="--http-trusted-proxy",
         read=_networks,
         shown_default="none",
         metavar="CIDR,...",
@@ -197,7 +183,6 @@ class HttpConfig:
     )
     agent: str = option(
         HTTP_OFF,
-        flag="--agent",
         read=_tcp,
         metavar="[HOST:]PORT",
         help="Also tell HAProxy's agent-check how much more work this daemon can take: one line for each "

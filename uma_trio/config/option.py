@@ -125,8 +125,18 @@ class Option:
         raise ConfigError(message)
 
 
-def option(default: object, **declared: Any) -> Any:
-    """Declare a field of the configuration and the option that fills it."""
+def option(
+    default: object,
+    *,
+    within: tuple[float, float] | tuple[float, float, str] | None = None,
+    **declared: Any,
+) -> Any:
+    """Declare a field of the configuration and the option that fills it.
+
+    `within` has its minimum, maximum and unit. The flag is the field's name without a final ``_s``, unless given.
+    """
+    if within is not None:
+        declared |= dict(zip(("minimum", "maximum", "unit"), within, strict=False))
     return attrs.field(default=default, metadata={"option": declared})
 
 
@@ -137,7 +147,8 @@ def options_of(cls: type, hints: Mapping[str, Any]) -> tuple[Option, ...]:
             name=field.name,
             type_=hints[field.name],
             default=field.default,
-            **field.metadata["option"],
+            **{"flag": f"--{field.name.removesuffix('_s').replace('_', '-')}"}
+            | field.metadata["option"],
         )
         for field in attrs.fields(cls)
         if "option" in field.metadata

@@ -94,7 +94,6 @@ class Config(HttpConfig):
 
     model: Path | None = option(
         None,
-        flag="--model",
         shown_default="the bundled model",
         metavar="MODEL",
         several=True,
@@ -105,7 +104,6 @@ class Config(HttpConfig):
     )
     load: str = option(
         "start",
-        flag="--load",
         choices=LOADS,
         metavar="WHEN",
         help="When models besides the first are loaded: at the start; on-demand, by the first request, which waits; "
@@ -113,7 +111,6 @@ class Config(HttpConfig):
     )
     model_dir: tuple[Path, ...] = option(
         (),
-        flag="--model-dir",
         read=_folders,
         shown_default="none",
         metavar="FOLDER",
@@ -122,7 +119,6 @@ class Config(HttpConfig):
     )
     lora: tuple[str, ...] = option(
         (),
-        flag="--lora",
         read=read_adapters,
         shown_default="none",
         metavar="[NAME=]FILE[:SCALE]",
@@ -132,16 +128,12 @@ class Config(HttpConfig):
     )
     lora_contexts: int = option(
         2,
-        flag="--lora-contexts",
-        minimum=1,
-        maximum=64,
-        unit="contexts",
+        within=(1, 64, "contexts"),
         help="The number of variants of a model with adapters that are loaded at once, each with --n-ctx tokens. "
         "Requests for another one wait until one is idle.",
     )
     socket: Path = option(
         Path(SHARED_SOCKET),
-        flag="--socket",
         older_env=("UMA_SOCK",),
         read=_socket,
         shown_default=DEFAULT_TEXT,
@@ -151,7 +143,6 @@ class Config(HttpConfig):
     )
     token_file: Path | None = option(
         None,
-        flag="--token-file",
         shown_default=TOKEN_TEXT,
         metavar="FILE",
         help="The file with the token that clients of --socket tcp:... show. It is made, readable by this "
@@ -159,157 +150,111 @@ class Config(HttpConfig):
     )
     n_ctx: int | None = option(
         None,
-        flag="--n-ctx",
-        minimum=16,
-        maximum=1 << 24,
+        within=(16, 1 << 24, "tokens"),
         shown_default="from the model and the free memory",
-        unit="tokens",
         help="The KV cells of all requests together. A request may use the context that the model was trained for, and"
         " with --kv-layout streams its slot's share. By default every slot gets the former, at most 131,072 tokens on a GPU and 32,768 on"
         " a CPU, as far as memory suffices: a GPU without 1.5 GiB, or half of what is free in the machine, beside the weights of all models.",
     )
     parallel: int | None = option(
         None,
-        flag="--parallel",
-        minimum=1,
-        maximum=256,
+        within=(1, 256, "slots"),
         shown_default="8, fewer if memory is short",
-        unit="slots",
         help="The number of requests that run at once; further requests wait in the queue. By default 8; 4 if each would have fewer than "
         "8,192 tokens, and 2 or 1 if fewer than 4,096.",
     )
     n_cpu_moe: int | None = option(
         None,
-        flag="--n-cpu-moe",
-        minimum=0,
-        maximum=10_000,
+        within=(0, 10_000, "layers"),
         shown_default="as many as do not fit",
-        unit="layers",
         help="Of a mixture of experts on a GPU: for how many layers, the first ones, the experts' weights stay in the machine's memory "
         "and are computed by the CPU.",
     )
     threads: int | None = option(
         None,
-        flag="--threads",
-        minimum=1,
-        maximum=512,
+        within=(1, 512),
         shown_default="physical cores",
         help="The number of CPU threads of llama.cpp.",
     )
     max_sessions: int = option(
         32,
-        flag="--max-sessions",
-        minimum=1,
-        maximum=65_536,
-        unit="connections",
+        within=(1, 65_536, "connections"),
         help="The maximum number of client connections. For a further one an idle one is closed; if "
         "all are at work, it may only ask an operator's questions, or gets E_LIMIT_002.",
     )
     max_queue: int = option(
         256,
-        flag="--max-queue",
-        minimum=1,
-        maximum=1_000_000,
-        unit="requests",
+        within=(1, 1_000_000, "requests"),
         help="The maximum number of requests that wait for a slot. A further request is answered "
         "with E_LIMIT_003.",
     )
     max_prompt_bytes: int = option(
         65_536,
-        flag="--max-prompt-bytes",
-        minimum=1,
-        maximum=MIB,
-        unit="bytes",
+        within=(1, MIB, "bytes"),
         help="The maximum length of a prompt. A longer prompt is answered with E_LIMIT_001.",
     )
     max_tokens: int = option(
         512,
-        flag="--max-tokens",
-        minimum=1,
-        maximum=1 << 24,
-        unit="tokens",
+        within=(1, 1 << 24, "tokens"),
         help="The max_tokens of requests on the socket and of llama-server completions that set none. Chats over HTTP "
         "have no limit but the context.",
     )
     max_tokens_cap: int | None = option(
         None,
-        flag="--max-tokens-cap",
-        minimum=1,
-        maximum=1 << 24,
+        within=(1, 1 << 24, "tokens"),
         shown_default="the context",
-        unit="tokens",
         help="The largest max_tokens that a request may ask for.",
     )
     tick_budget_ms: float = option(
         30.0,
-        flag="--tick-budget-ms",
-        minimum=1,
-        maximum=60_000,
-        unit="ms",
+        within=(1, 60_000, "ms"),
         help="The target time of a tick while prompts are waiting (baseline policy).",
     )
     policy: str = option(
         "deadline",
-        flag="--policy",
         metavar="NAME",
         help="The scheduling policy: deadline, baseline, or the name of another package's entry point.",
     )
     latency_cap: float = option(
         1.2,
-        flag="--latency-cap",
-        minimum=1.01,
-        maximum=1000,
+        within=(1.01, 1000),
         help="The limit on the p95 inter-token latency of an interactive stream while other work "
         "runs, as a multiple of its latency without other work (deadline policy).",
     )
     pause_cap: float = option(
         4.0,
-        flag="--pause-cap",
-        minimum=1.01,
-        maximum=1000,
+        within=(1.01, 1000),
         help="The limit on one inter-token latency while a new prompt is computed, as a multiple of that without other"
         " work, for streams older than 3 s; for younger ones it is 2 (deadline policy).",
     )
     reading_pace: float = option(
         40.0,
-        flag="--reading-pace",
-        minimum=0,
-        maximum=10_000,
-        unit="ms",
+        within=(0, 10_000, "ms"),
         help="Other work delays a token of a stream with a reader to at most this time after the token before, or "
         "--latency-cap times its latency alone if that is longer. Faster streams are not slowed down. 0: by "
         "--latency-cap only (deadline policy).",
     )
     playout_ms: float = option(
         600.0,
-        flag="--playout-ms",
-        minimum=0,
-        maximum=10_000,
-        unit="ms",
+        within=(0, 10_000, "ms"),
         help="The longest time that a computed token is held back. While other work is computed, tokens of a stream "
         "that is ahead are sent at even intervals (deadline policy). 0 sends each token at once, as requests with"
         " `pace` asap get them.",
     )
     background_floor: float = option(
         0.05,
-        flag="--background-floor",
-        minimum=0,
-        maximum=0.9,
+        within=(0, 0.9),
         help="The minimum share of machine time for background work, which raises a --latency-cap below 1 / (1 - "
         "floor). With 0 background requests may wait for a slot forever (deadline policy).",
     )
     interactive_prompt: int = option(
         512,
-        flag="--interactive-prompt",
-        minimum=0,
-        maximum=1 << 24,
-        unit="tokens",
+        within=(0, 1 << 24, "tokens"),
         help="The part of an interactive prompt that is computed first, for which tokens of streams may be late. The "
         "rest of a longer prompt is background work (deadline policy).",
     )
     interactive_priority: float = option(
         10.0,
-        flag="--interactive-priority",
         above=0,
         maximum=1e6,
         help="The share of the interactive lane in the machine time that running streams leave, "
@@ -317,7 +262,6 @@ class Config(HttpConfig):
     )
     bmt_budget: float | None = option(
         None,
-        flag="--bmt-budget",
         read=_bandwidth,
         above=0,
         shown_default="probed",
@@ -327,7 +271,6 @@ class Config(HttpConfig):
     )
     kv_type: str = option(
         "f16",
-        flag="--kv-type",
         read=_kv_type,
         metavar="TYPE",
         help="The type of the KV cache: f16, f32, bf16, q8_0, q5_0, q5_1, q4_0, q4_1 or iq4_nl, or one each for K and "
@@ -335,7 +278,6 @@ class Config(HttpConfig):
     )
     llama: str = option(
         "auto",
-        flag="--llama",
         metavar="BUILD",
         help="The build of llama.cpp: uma_trio_llama (packaged), llama_cpp (llama-cpp-python), or a folder with "
         "libllama and ggml's libraries of the same commit. auto: llama_cpp if compiled for a GPU, else "
@@ -343,7 +285,6 @@ class Config(HttpConfig):
     )
     kv_layout: str = option(
         "auto",
-        flag="--kv-layout",
         choices=("auto", "streams", "unified"),
         help="streams: each of the --parallel slots has --n-ctx / --parallel tokens, and attention spans its own only."
         " unified: one request may use all of --n-ctx, and attention spans all. auto: streams if a slot has 4,096"
@@ -351,29 +292,24 @@ class Config(HttpConfig):
     )
     flash_attention: str = option(
         "auto",
-        flag="--flash-attention",
         choices=FLASH_ATTENTION,
         help="Whether to use llama.cpp's flash attention; auto: wherever the backend can. A quantised V needs it. "
         "Some older CPUs are faster without it. Without it a lone answer with a seed can be repeated exactly.",
     )
     prefix_ram: int | None = option(
         None,
-        flag="--prefix-ram",
         read=n_bytes,
         metavar="BYTES",
-        minimum=0,
-        maximum=1 << 50,
+        within=(0, 1 << 50),
         shown_default="a tenth of the memory, at most 2 GiB; 16 GiB beside a GPU",
         help="The memory for saved prefixes, such as 512MiB, including bookkeeping. 0 disables the "
         "prefix cache, also in the KV cache.",
     )
     prefix_disk: int = option(
         0,
-        flag="--prefix-disk",
         read=n_bytes,
         metavar="BYTES",
-        minimum=0,
-        maximum=1 << 50,
+        within=(0, 1 << 50),
         shown_default="0, none",
         help="The size of the files for saved prefixes in the cache folder, such as 8GiB, from which conversations "
         "continue after a restart. They contain tokens of prompts and answers. A prefix larger than --prefix-ram "
@@ -381,38 +317,26 @@ class Config(HttpConfig):
     )
     session_ttl_s: float = option(
         300.0,
-        flag="--session-ttl",
         read=seconds,
         metavar="TIME",
-        minimum=0,
-        maximum=86_400,
-        unit="s",
+        within=(0, 86_400, "s"),
         help="How long the prefix of a request with a `session` is pinned in the prefix cache.",
     )
-    mlock: bool = option(
-        False,
-        flag="--mlock",
-        help="Lock the model in memory, so that it is never paged out.",
-    )
+    mlock: bool = option(False, help="Lock the model in memory, so that it is never paged out.")
     mmap: bool = option(
         True,
-        flag="--mmap",
         help="Map the model file instead of reading it. This starts faster and shares pages between "
         "processes.",
     )
     gpu_layers: int = option(
         -1,
-        flag="--gpu-layers",
-        minimum=-1,
-        maximum=10_000,
+        within=(-1, 10_000, "layers"),
         shown_default="all",
-        unit="layers",
         help="The number of layers to place on the GPU, if llama.cpp was built for one; -1 means "
         "all.",
     )
     idle_timeout_s: float = option(
         300.0,
-        flag="--idle-timeout",
         read=seconds,
         metavar="TIME",
         above=0,
@@ -423,17 +347,13 @@ class Config(HttpConfig):
     )
     drain_s: float = option(
         20.0,
-        flag="--drain",
         read=seconds,
         metavar="TIME",
-        minimum=0,
-        maximum=86_400,
-        unit="s",
+        within=(0, 86_400, "s"),
         help="How long running requests may continue after SIGTERM before they are ended.",
     )
     trace: Path | None = option(
         None,
-        flag="--trace",
         shown_default="none",
         metavar="FILE",
         help="Write every tick to this file, as lines of JSON that `uma-trio replay` can plan again. "
@@ -441,7 +361,6 @@ class Config(HttpConfig):
     )
     scorecard: Path | None = option(
         None,
-        flag="--scorecard",
         shown_default="none",
         metavar="FILE",
         help="Append a line of figures to this file every --scorecard-interval, as CSV, or as JSON if the name ends in"
@@ -449,18 +368,14 @@ class Config(HttpConfig):
     )
     scorecard_interval_s: float = option(
         5.0,
-        flag="--scorecard-interval",
         read=seconds,
         metavar="TIME",
-        minimum=0.1,
-        maximum=86_400,
-        unit="s",
+        within=(0.1, 86_400, "s"),
         help="The length of the interval that a line of the scorecard, and the scorecard in the "
         "metrics, covers.",
     )
     log_level: LogLevel = option(
         "info",
-        flag="--log-level",
         older_env=("UMA_DEBUG",),
         choices=LOG_LEVELS,
         read=_log_level,
@@ -493,28 +408,22 @@ class Config(HttpConfig):
     """Where each setting that is not a default was written, by its field's name."""
     shape_cpu_s: float = option(
         2.0,
-        flag="--shape-cpu",
         read=seconds,
         metavar="TIME",
-        minimum=0.1,
-        maximum=10,
-        unit="s",
+        within=(0.1, 10, "s"),
         help="The CPU time for compiling one schema, grammar or expression, and for a token of a grammar that runs in "
         "a process of its own. More is refused.",
     )
     shape_memory: int = option(
         64 << 20,
-        flag="--shape-memory",
         read=n_bytes,
         metavar="BYTES",
-        minimum=16 << 20,
-        maximum=16 << 30,
+        within=(16 << 20, 16 << 30),
         help="The memory that compiling or following one schema, grammar or expression may take, such "
         "as 64MiB. One that takes more is refused.",
     )
     embedding_model: Path | None = option(
         None,
-        flag="--embedding-model",
         shown_default="none",
         metavar="MODEL",
         help="A further model that makes vectors of texts (/v1/embeddings, `uma-trio embed`), on the CPU: a GGUF file "
@@ -523,7 +432,6 @@ class Config(HttpConfig):
     )
     rerank_model: Path | None = option(
         None,
-        flag="--rerank-model",
         shown_default="none",
         metavar="MODEL",
         help="A further model that scores documents for a query (/v1/rerank, `uma-trio rerank`): a GGUF file of "
@@ -531,19 +439,15 @@ class Config(HttpConfig):
     )
     encoder_ttl_s: float | None = option(
         None,
-        flag="--encoder-ttl",
         shown_default="they stay",
         read=seconds,
         metavar="TIME",
-        minimum=1,
-        maximum=31_536_000,
-        unit="s",
+        within=(1, 31_536_000, "s"),
         help="How long the models of --embedding-model and --rerank-model stay in memory without a request: "
         "then they are loaded by the first request, which waits for it.",
     )
     alias: tuple[str, ...] = option(
         (),
-        flag="--alias",
         read=_aliases,
         shown_default="the name of the model's file",
         metavar="NAME",
@@ -552,7 +456,6 @@ class Config(HttpConfig):
     )
     chat_template_file: Path | None = option(
         None,
-        flag="--chat-template-file",
         shown_default="the template in the model's file",
         metavar="FILE",
         help="A file with the Jinja template that chats are rendered by, instead of the model's own. "
@@ -560,14 +463,12 @@ class Config(HttpConfig):
     )
     reasoning: str = option(
         "on",
-        flag="--reasoning",
         choices=("on", "off", "template"),
         help="Whether the model reasons where a request says nothing of it, if its chat template can "
         "be told; template leaves it to the template.",
     )
     reply_format: Path | None = option(
         None,
-        flag="--reply-format",
         shown_default="derived from the model's template",
         metavar="FILE",
         help="A JSON file with the model's format of tool calls and reasoning, if the format cannot "
@@ -575,7 +476,6 @@ class Config(HttpConfig):
     )
     speculation: str = option(
         BY_BACKEND,
-        flag="--speculation",
         choices=(BY_BACKEND, *SPECULATIONS),
         help="Speculative decoding: draft tokens from earlier text and verify them in one batch. off; free: only if "
         "the tick takes no longer; auto: also if it raises tokens per second; default: auto on a CPU, off on a "

@@ -98,10 +98,7 @@ def known_env() -> list[str]:
     return [CONFIG_ENV, *(name for item in OPTIONS for name in item.env)]
 
 
-def load(
-    flags: Mapping[str, object] | None = None,
-    env: Mapping[str, str] | None = None,
-) -> Config:
+def load(flags: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None) -> Config:
     """Join flags, environment and the YAML file they name. Raises :class:`ConfigError`.
 
     `flags` has the values of flags by :attr:`Option.key`, and of ``config``.

@@ -29,7 +29,7 @@ _LISTEN: Final = "127.0.0.1:8300"
 
 
 def _flag(text: str, metavar: str | None = None, *, many: bool = False) -> Parameter:
-    return Parameter(help=text, metavar=metavar, negative="", many=many)
+    return Parameter(help=text, metavar=metavar, many=many)
 
 
 @frozen(kw_only=True)

@@ -26,7 +26,7 @@ def replay(
     policy: Annotated[
         str | None, Parameter(help="Compare with this policy instead of the recorded one.")
     ] = None,
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print JSON.")] = False,
 ) -> int:
     """Plan every tick of a trace again and compare the plans.
 

@@ -42,7 +42,7 @@ class _Refused(Exception):
 
 
 def _flag(text: str, metavar: str | None = None, *, many: bool = False) -> Parameter:
-    return Parameter(help=text, metavar=metavar, negative="", many=many)
+    return Parameter(help=text, metavar=metavar, many=many)
 
 
 Names = tuple[str, ...]
