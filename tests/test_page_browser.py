@@ -805,7 +805,8 @@ def test_nobody_watches_where_nobody_looks(browser: Any, slow: str) -> None:
 def posting(address: str, app: str) -> Iterator[None]:
     """Let a program have a long answer as a stream."""
     host = address.removeprefix("http://")
-    body = json.dumps({"prompt": "Hello", "max_tokens": 2000, "stream": True})
+    asked = {"prompt": "Hello", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    body = json.dumps(asked)
     with closing(HTTPConnection(host, timeout=30)) as connection:
         headers = {"Content-Type": "application/json", "X-UMA-App": app}
         connection.request("POST", "/v1/completions", body, headers)

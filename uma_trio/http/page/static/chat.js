@@ -71,12 +71,12 @@ async function write(conversation, message) {
 	let frame = 0;
 	try {
 		await stream(body, message, run, () => {
-			frame ||= requestAnimationFrame(() => { frame = 0; showMessage(message); announce(run); toEnd(); });
+			frame ||= requestAnimationFrame(() => { frame = 0; if (conversation === store.current) { showMessage(message); announce(run); toEnd(); } });
 		});
 		setPresence(true);
 	} catch (error) {
-		if (isLeaving) return;
-		if (error.name === "AbortError") message.stats.reason = "stopped";
+		if (isLeaving) message.error = ""; // it is marked as interrupted
+		else if (error.name === "AbortError") message.stats.reason = "stopped";
 		else {
 			message.error = error instanceof Refused ? error.message : "The daemon has gone away.";
 			if (!(error instanceof Refused)) setPresence(false);
@@ -128,9 +128,14 @@ function promptsFor(model) {
 
 function welcome() {
 	const model = daemon.models.find(({ id }) => id === store.current.model) ?? daemon.models.find(({ isChat }) => isChat);
-	return el("div.welcome", el("h2", "What would you like to know?"),
+	const prompts = promptsFor(model), state = prompts.join("\n");
+	const old = $("log").querySelector(".welcome");
+	if (old?.dataset.state === state) return old;
+	const made = el("div.welcome", el("h2", "What would you like to know?"),
 		el("p", "Answers come from the model on this machine. Nothing leaves it."),
-		el("div.prompts", promptsFor(model).map((text) => button(text, () => sayNext(text), {}, "offer"))));
+		el("div.prompts", prompts.map((text) => button(text, () => sayNext(text), {}, "offer"))));
+	made.dataset.state = state;
+	return made;
 }
 
 function nodeOf(message) {
