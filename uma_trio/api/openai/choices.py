@@ -66,7 +66,7 @@ class ChoicesApi(Api[B]):
         if requested == -1:
             return self.context.served.bounds.n_ctx_seq
         if requested == 0:
-            raise invalid("max_tokens", "must be 1 or more")
+            raise invalid("max_tokens", "must be 1 or more, or -1 for the free room in the context")
         return requested
 
     def part(self, choices: Sequence[Any]) -> dict[str, Any]:
