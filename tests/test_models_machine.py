@@ -39,6 +39,7 @@ from uma_trio.observe.metrics import Metrics
 from uma_trio.policy.cost import CostModel, Staircase, Work
 from uma_trio.policy.deadline import deadline
 from uma_trio.policy.state import Contract
+from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Door, Origin
 from uma_trio.service.service import Service
 from uma_trio.sockets.principal import Principal
@@ -184,7 +185,7 @@ class Daemon:
         principal = Principal(connection=self.n, uid=self.n % 3)
         origin = Origin(principal=principal, door=Door(max_prompt_bytes=1 << 20), name="r")
         try:
-            async with self.service.generate([ask], origin) as answers:
+            async with Answers(self.service, [ask], origin) as answers:
                 times: list[float] = []
                 while not answers.finished:
                     for _, items in await answers.burst():

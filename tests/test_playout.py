@@ -26,6 +26,7 @@ from uma_trio.policy.check import check_plan
 from uma_trio.policy.pipeline import Policy, PolicyError
 from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import PLACES_IN_FLIGHT, Contract, SchedulerState
+from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Door, Origin
 from uma_trio.service.playout import GRAIN_S, Playout
 from uma_trio.service.stream import Pipe, Reader
@@ -475,7 +476,7 @@ async def test_a_dead_engine_leaves_nothing_held(autojump_clock: MockClock) -> N
         async with house(backend, policy=pacing(0.05)) as daemon:
             ask = Ask(prompt="hello", max_tokens=60)
             with trio.CancelScope(shield=True):
-                async with daemon.service.generate([ask], origin()) as stream:
+                async with Answers(daemon.service, [ask], origin()) as stream:
                     items.extend([item async for item in items_of(stream)])
 
     with pytest.raises(ExceptionGroup):
@@ -516,7 +517,7 @@ async def test_a_token_that_is_held_keeps_its_place_and_who_does_not_read_is_par
     """However long it takes; when the reader is back it goes on."""
     async with house(policy=pacing(0.05), credit=8) as daemon:
         ask = Ask(prompt="hello", max_tokens=30)
-        async with daemon.service.generate([ask], origin()) as stream:
+        async with Answers(daemon.service, [ask], origin()) as stream:
             await trio.sleep(2)
             (report,) = daemon.bench.snapshot().requests
             assert (report.state, report.completion_tokens) == ("parked", 8)
@@ -594,7 +595,7 @@ def test_whatever_happens_the_tokens_told_are_the_tokens_sampled() -> None:
             told = 0
             ask = Ask(prompt="hello", max_tokens=n, **kinds)  # type: ignore[arg-type]
             async with trio.open_nursery() as nursery:
-                async with daemon.service.generate([ask], origin()) as stream:
+                async with Answers(daemon.service, [ask], origin()) as stream:
                     if end_s is not None:
                         nursery.start_soon(end_later, stream.end, end_s)
                     async for item in items_of(stream):

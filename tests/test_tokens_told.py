@@ -22,6 +22,7 @@ from trio.testing import MockClock
 from uma_protocol import Cancel, Code, Eos, Error, SetPriority, Token
 from uma_trio.engine.messages import Finished, TokenOut
 from uma_trio.policy.deadline import deadline
+from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Refusal
 from uma_trio.words import LANES
 from uma_trio_sim.fake import FakeBackend
@@ -97,7 +98,7 @@ class Reader:
         ask = Ask(prompt=self.prompt, lane=self.lane, **self.kinds)  # type: ignore[arg-type]
         text, told = "", 0
         try:
-            async with self.daemon.service.generate([ask], origin()) as stream:
+            async with Answers(self.daemon.service, [ask], origin()) as stream:
                 async for item in items_of(stream):
                     told += isinstance(item, TokenOut)
                     text += item.text if isinstance(item, TokenOut | Finished) else ""

@@ -47,6 +47,7 @@ from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Headers, Reply
 from uma_trio.http.writing import written
 from uma_trio.models.loaded import LoadedModel
+from uma_trio.service.answers import Answers
 from uma_trio.service.ask import (
     Ask,
     Chat,
@@ -335,7 +336,7 @@ async def _answered(request: Api[Any], asks: Sequence[Ask], exchange: Exchange) 
         return Reply(200, written(request.document((), ())), headers=request.headers)
     async with (
         _renaming(type(request)),
-        context.service.generate(asks, request.origin, request.served) as found,
+        Answers(context.service, asks, request.origin, request.served) as found,
     ):
         generations = found.generations
         await request.render_prompts(asks)

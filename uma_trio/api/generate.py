@@ -51,7 +51,7 @@ async def generate(exchange: Exchange, context: Context) -> Reply | None:
 async def _answered(
     asked: Generate, ask: Ask, origin: Origin, exchange: Exchange, context: Context
 ) -> Reply | None:
-    async with context.service.generate([ask], origin, context.served) as answers:
+    async with Answers(context.service, [ask], origin, context.served) as answers:
         if asked.stream:
             await stream(exchange, context, answers, _Events(asked, answers, context), ())
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import trio
 from attrs import evolve
@@ -17,16 +17,15 @@ from uma_protocol.errors import Code
 from uma_trio.engine.inbox import EngineStopped, QueueFull
 from uma_trio.engine.messages import Finished, FinishReason, StreamItem
 from uma_trio.models.loaded import LoadedModel
-from uma_trio.models.manager import ModelManager
 from uma_trio.models.model import Model
 from uma_trio.service.ask import Ask, Origin, Refusal, of_choice
 from uma_trio.service.checks import check_number, refusing_depth
-from uma_trio.service.fair import RunFor
-from uma_trio.service.generation import AnswerHost, Generation
+from uma_trio.service.generation import Generation
 from uma_trio.service.preparing import check, prepare
+from uma_trio.service.service import Service
 from uma_trio.service.stream import Reader
 from uma_trio.text.frontend import Prepared
-from uma_trio.words import Gives, Lane
+from uma_trio.words import Lane
 
 Burst = tuple[int, list[StreamItem]]
 """Which of the answers, and the items of it that are to be shown."""
@@ -36,35 +35,13 @@ _STOPPED = "the engine has stopped; the daemon is going down"
 _WORST_LAST: Sequence[FinishReason] = ("stop", "length", "cancelled", "error")
 
 
-class RequestHost(AnswerHost, Protocol):
-    """The part of the service that one request needs."""
-
-    draining: bool
-    models: ModelManager
-    run_compiling: RunFor
-
-    async def ready(
-        self,
-        name: str | None,
-        on_wait: Callable[[Model], None] | None = None,
-        payer: str = "",
-        *,
-        kind: Gives | None = None,
-        exact: bool = False,
-    ) -> LoadedModel:
-        """Return the model of this name, once it is loaded, as the service does. Raises :class:`Refusal`."""
-
-    def new_handle(self) -> int:
-        """Return a handle that no other answer has."""
-
-
 class Answers:
-    """A request and its answers, made by :meth:`Service.generate`; for one task.
+    """A request and its answers, to the model `served`, or else to that which the first ask names; for one task.
 
     The answers are listed in the directory as soon as the object exists, so it must be entered or
     closed::
 
-        async with service.generate([ask], origin) as answers:
+        async with Answers(service, [ask], origin) as answers:
             while not answers.finished:
                 await answers.read(tell)
 
@@ -74,7 +51,7 @@ class Answers:
 
     def __init__(
         self,
-        service: RequestHost,
+        service: Service,
         asks: Sequence[Ask],
         origin: Origin,
         served: LoadedModel | None = None,
@@ -278,7 +255,6 @@ class Answers:
             generation.was_submitted()
 
     def _taken(self) -> list[Burst]:
-        """Take what is there of each answer that is not at its end."""
         bursts: list[Burst] = []
         ended = False
         for index, generation in self._open:

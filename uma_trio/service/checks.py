@@ -123,7 +123,6 @@ def _check_shape(ask: Ask) -> None:
 
 
 def _check_tools(chat: Chat) -> None:
-    """Check that the requested tools can be called. Raises :class:`Refusal`."""
     names = [tool.name for tool in chat.tools]
     field, problem = "tool_choice", None
     if len(set(names)) < len(names):
@@ -137,7 +136,6 @@ def _check_tools(chat: Chat) -> None:
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Check the named arguments of the chat template. Raises :class:`Refusal`."""
     field = "chat_template_kwargs"
     n_bytes = _json_bytes(arguments) if arguments else 0
     problem = problem_of(arguments)
@@ -213,7 +211,6 @@ def no_room(n_prompt: int, bounds: Bounds, field: str, *, at_least: bool = False
 
 
 def _above_least(ask: Ask, max_tokens: int) -> int:
-    """Return `max_tokens` if `min_tokens` is not larger. Raises :class:`Refusal`."""
     least = ask.sampling.min_tokens
     if least > max_tokens:
         raise Refusal(
@@ -226,12 +223,10 @@ def _above_least(ask: Ask, max_tokens: int) -> int:
 
 
 def _prompt_field(ask: Ask) -> str:
-    """Return the name of the prompt field."""
     return "messages" if isinstance(ask.prompt, Chat) else "prompt"
 
 
 def _prompt_bytes(ask: Ask) -> int:
-    """Return the number of bytes of the prompt."""
     prompt = ask.prompt
     if isinstance(prompt, str):
         return utf8_length(prompt)
@@ -239,7 +234,6 @@ def _prompt_bytes(ask: Ask) -> int:
 
 
 def _chat_bytes(chat: Chat) -> int:
-    """Return the number of bytes of a conversation, including its tools."""
     said = sum(utf8_length(text) for message in chat.messages for text in message.texts)
     return said + sum(
         _json_bytes(tool.written)
@@ -250,7 +244,6 @@ def _chat_bytes(chat: Chat) -> int:
 
 
 def _json_bytes(value: Any) -> int:
-    """Return the number of bytes of a value as JSON."""
     try:
         return len(msgspec.json.encode(value))
     except (

@@ -113,7 +113,6 @@ class FairPlaces:
             pass
 
     def _take(self, client: UserProgram) -> bool:
-        """Take a place for a client if it may have one now."""
         if not self._free or client in self._busy or self._users[client.user] >= self._max_of_user:
             return False
         self._free -= 1

@@ -194,7 +194,6 @@ class Front(ABC, Generic[S]):
             sock.close()  # it is gone already
 
     async def _accept(self, listener: Accepts) -> None:
-        """Put clients into the queue until :meth:`stop_accepting`."""
         while not self._ended:
             with trio.CancelScope() as self._accepting:
                 await listener.accept_forever(self._arrived, self._accept_failed)
@@ -241,7 +240,6 @@ class Front(ABC, Generic[S]):
         self._attend(session)
 
     def _attend(self, session: S) -> None:
-        """Run a task for a client."""
         self._sessions.add(session)
         self._telemetry.session_opened()
         self._nursery.start_soon(self._run, session)
@@ -264,7 +262,6 @@ class Front(ABC, Generic[S]):
         return True
 
     def _give_up(self, session: S) -> None:
-        """Free the place of a client, if it has one."""
         left = self._placed.pop(session, None)
         if left is not None:
             left()

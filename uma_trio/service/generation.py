@@ -5,8 +5,7 @@ The answers to one request are prepared and read together: see :mod:`uma_trio.se
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import numpy as np
 import trio
@@ -27,28 +26,14 @@ from uma_trio.engine.messages import (
 )
 from uma_trio.models.loaded import LoadedModel
 from uma_trio.models.model import Model
-from uma_trio.observe.metrics import Metrics
 from uma_trio.service.ask import Ask, Origin, awaits_of, namespace
 from uma_trio.service.checks import max_tokens_for
-from uma_trio.service.directory import Directory
-from uma_trio.service.playout import Playout
 from uma_trio.service.reading import Reading
-from uma_trio.service.request_log import LogRequest, line_of
-from uma_trio.service.shares import Shares
+from uma_trio.service.request_log import line_of
+from uma_trio.service.service import Service
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.text.frontend import Prepared
 from uma_trio.words import Lane
-
-
-class AnswerHost(Protocol):
-    """The part of the service that one answer needs."""
-
-    telemetry: Metrics
-    clock: Callable[[], float]
-    directory: Directory
-    shares: Shares
-    playout: Playout
-    log_request: LogRequest
 
 
 class Generation:
@@ -67,7 +52,7 @@ class Generation:
 
     def __init__(
         self,
-        service: AnswerHost,
+        service: Service,
         handle: int,
         ask: Ask,
         origin: Origin,
@@ -256,7 +241,6 @@ class Generation:
         self._taken = 0
 
     def _tell(self, message: InboxMessage) -> None:
-        """Send a message to the engine that has it."""
         if self.served is not None:
             self.served.inbox.put(message)
 

@@ -139,7 +139,6 @@ async def _rendering(model: LoadedModel, work: Callable[[], Result]) -> Result:
 
 
 def _unrendered(error: Unrenderable) -> Refusal:
-    """Return the refusal of a chat that cannot be rendered."""
     if isinstance(error, NotRendered):
         why = f"the chat template: {error}"
         return Refusal(Code.E_LIMIT_003, why, field="messages", retry_after_s=_RETRY_S)

@@ -70,7 +70,6 @@ class Questions:
         self._free_at = max(self._free_at, trio.current_time()) + pause
 
     async def _turn(self, asker: Hashable) -> None:
-        """Wait for a turn and then for the end of the pause."""
         if self._at_the_gate:
             await self._queue.wait(asker, self._next)
         self._at_the_gate = True

@@ -21,8 +21,7 @@ from uma_trio.models.model import Model
 from uma_trio.observe.figures import Outlook
 from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.records import PrefixReport
-from uma_trio.service.answers import Answers
-from uma_trio.service.ask import Ask, Origin, Refusal
+from uma_trio.service.ask import Refusal
 from uma_trio.service.directory import Directory, RunningRequest
 from uma_trio.service.fair import RunBlocking, RunFor, unqueued
 from uma_trio.service.observer import Observer
@@ -137,16 +136,6 @@ class Service:
         return await self.models.ready(model, payer)
 
     # --- requests ---
-
-    def generate(
-        self, asks: Sequence[Ask], origin: Origin, served: LoadedModel | None = None
-    ) -> Answers:
-        """Accept a request; from now on it is listed and can be ended.
-
-        Entering the returned :class:`Answers` checks and submits it, to the model `served`, or else to that which
-        the first ask names.
-        """
-        return Answers(self, asks, origin, served)
 
     def new_handle(self) -> int:
         """Return a handle that is unique for the life of the daemon."""

@@ -197,7 +197,6 @@ class Pipe:
         self._held = deque(zip(moved, tokens, strict=True))
 
     def _let_go_all(self) -> None:
-        """Show every token that is held."""
         held = self._held
         self._items += [token for _, token in held]
         self._playout.held -= len(held)

@@ -51,7 +51,6 @@ class Passes:
         trio.lowlevel.current_trio_token().run_sync_soon(self._renew)
 
     def _renew(self) -> None:
-        """Begin a pass."""
         woken = self._lot.unpark(count=self._most)
         self._left = self._most - len(woken)
         if woken:

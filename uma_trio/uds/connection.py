@@ -360,7 +360,7 @@ class Connection:
         if not self._has_place(generate.id):
             return
         origin = origin_of(generate, self._principal, self._shared.door)
-        self._running = answers = self._service.generate([ask_of(generate)], origin)
+        self._running = answers = Answers(self._service, [ask_of(generate)], origin)
         self._tell_waiting(generate, answers)
         followed = partial(relay, generate, answers, self._protocol, self._writer, self._service)
         self._requests.send_nowait((generate.id, followed))
