@@ -192,6 +192,9 @@ def test_settings_are_stated_again_as_flags_that_mean_the_same(tmp_path: Path) -
     assert again["prefix_ram"] == "1073741824"
     assert "model_dir" not in again
     assert attrs.evolve(config, model_dir=()) == load(again, env={})
+    (tmp_path / "models").mkdir()
+    one = load({"model_dir": (str(tmp_path / "models"),)}, env={})
+    assert restated(one) == {"model_dir": str(tmp_path / "models")}
     assert restated(load({}, env={"HOME": str(tmp_path)})) == {}
 
 

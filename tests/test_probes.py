@@ -115,6 +115,11 @@ def test_what_asserts_only_while_it_computes_is_found(tmp_path: Path, epsilon: f
     assert (found.weight, "GGML_ASSERT" in found.what) == ("blocks", True)
 
 
+def test_a_model_is_tried_with_the_context_that_would_be_chosen() -> None:
+    """None is given by default."""
+    try_computing(Config(model=bundled_model()))
+
+
 @pytest.mark.parametrize("more", [{}, {"flash_attention": "on"}, {"kv_type": "q8_0"}])
 def test_the_bundled_model_computes(more: dict[str, Any]) -> None:
     """As it would be loaded."""

@@ -47,7 +47,7 @@ def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None =
     """Print the staircase of the configured model: 0, or 1 if it cannot be loaded."""
     from uma_trio.app.build import load_backend
     from uma_trio.backend.base import ModelError
-    from uma_trio.models.files import chosen_policy
+    from uma_trio.models.files import chosen_policy, fit_to_memory
     from uma_trio.policy.costing.calibrate import measured_cost
     from uma_trio.policy.pipeline import needs_cost
 
@@ -55,6 +55,8 @@ def show_cost(config: Config, *, fresh: bool, as_json: bool, load: Load | None =
         # What is kept belongs to a set-up with a slot for ballast.
         config = evolve(config, policy="deadline")
     try:
+        if config.n_ctx is None:
+            config = fit_to_memory(config).config
         backend = (load or load_backend)(config, None)
     except ModelError as error:
         complain(str(error))

@@ -142,9 +142,11 @@ def restated(config: Config) -> dict[str, str]:
         value = getattr(config, item.name)
         if item.name not in config.sources or value is None:
             continue
-        if isinstance(value, Path) and value.exists():
-            value = value.absolute()
-        text = show(value)
+        several = isinstance(value, tuple) and len(value) == 1
+        one = value[0] if several else value
+        if isinstance(one, Path) and one.exists():
+            one = one.absolute()
+        text, value = show(one), (one,) if several else one
         try:
             is_same = item.value(text, item.flag) == value
         except ConfigError:

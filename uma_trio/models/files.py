@@ -342,6 +342,7 @@ def try_computing(config: Config) -> None:
     from uma_trio.backend import llama_probe
 
     path = model_path(config)
+    config = config if config.n_ctx is not None else fit_to_memory(config).config
     question, kept = _asked(config, path, ())
     if kept is not None and recall_computing(kept):
         return
