@@ -66,7 +66,9 @@ class Engine:
     """Continuous batching over one backend.
 
     `clock` gives seconds; the engine uses no other clock. `drafter` replaces the drafter that looks
-    up texts. `store` has the saved prefixes of an earlier engine of the same model, `disk` those in files, and `scheduler` gives the background work of all models its time. All methods except :meth:`fail_all` are called on the engine's thread.
+    up texts. `store` has the saved prefixes of an earlier engine of the same model, `disk` those in files, and `scheduler`
+    gives the background work of all models its time. All methods except :meth:`fail_all` and :meth:`close` are called on
+    the compute thread.
     """
 
     def __init__(
@@ -113,34 +115,46 @@ class Engine:
             outlet, metrics, contract.startup_s, self._stream_failed, self._ended
         )
         self.registry = Registry(
-            self.cells,
-            inbox,
-            self._publisher,
-            metrics,
-            recorder,
-            clock,
-            FirstTokenBook(backend.limits.n_batch, contract.newcomer_tokens),
-            readers_s,
+            cells=self.cells,
+            inbox=inbox,
+            publisher=self._publisher,
+            metrics=metrics,
+            recorder=recorder,
+            clock=clock,
+            first_tokens=FirstTokenBook(backend.limits.n_batch, contract.newcomer_tokens),
+            readers_s=readers_s,
         )
         self._recovery = Recovery(backend.limits.n_batch, self.registry)
         self._admission = SlotAdmission(self.registry, self._recovery, contract)
         self._abort = abort = TickAbort(backend.arm, inbox, clock)
         self._planner = Planner(
-            backend,
-            policy,
-            self.registry,
-            self._recovery,
-            settings,
-            masks,
+            backend=backend,
+            policy=policy,
+            registry=self.registry,
+            recovery=self._recovery,
+            settings=settings,
+            masks=masks,
             in_debt=lambda: abort.in_debt,
         )
         if settings.cost is not None:
             metrics.cost_measured(settings.cost)
         self._drafter = drafter_for(backend.limits, drafter, wanted=_guesses_pay(settings))
         self._handler = Handler(
-            backend, self.registry, self._publisher, recorder, self._planner, self._drafter
+            backend=backend,
+            registry=self.registry,
+            publisher=self._publisher,
+            recorder=recorder,
+            planner=self._planner,
+            drafter=self._drafter,
         )
-        self.refining = Refining(backend, inbox, self._planner, self.registry, metrics, clock)
+        self.refining = Refining(
+            backend=backend,
+            inbox=inbox,
+            planner=self._planner,
+            registry=self.registry,
+            metrics=metrics,
+            clock=clock,
+        )
         self._feeding = Feeding(
             self._drafter,
             charges,
