@@ -153,7 +153,7 @@ class Balking(Constraining):
 
 
 class Doze(Bell):
-    """A bell at which the compute task sleeps as `sleeps` says, which is told for how long and returns if it rang."""
+    """A bell at which the compute thread sleeps as `sleeps` says, which is told for how long and returns if it rang."""
 
     def __init__(self, sleeps: Callable[[float | None], bool]) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ THIRD_PARTY = {
     "uma_trio_sim": {"attrs", "numpy", "rich"},
 }
 
-# What is behind `engine.cells`. Its side work and what administers it take the cache itself.
+# What is behind `engine.cells`. Its background work and what administers it take the cache itself.
 PREFIX_ROOMS = {
     *("cache", "leaves", "pages", "room", "saving", "search", "store", "usage"),
 }

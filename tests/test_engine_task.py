@@ -1,4 +1,4 @@
-"""The compute task: a real thread, and how it ends."""
+"""The compute thread, and how it ends."""
 
 from __future__ import annotations
 

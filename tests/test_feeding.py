@@ -1,4 +1,4 @@
-"""Texts are taken in for drafts as side work: within an allowance, charged, and beside a GPU's decode."""
+"""Texts are taken in for drafts as background work: within an allowance, charged, and beside a GPU's decode."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Daemon:
         return sink
 
     def finish(self, *sinks: Sink) -> None:
-        """Tick until requests have ended; sleep as the compute task does."""
+        """Tick until requests have ended; sleep as the compute thread does."""
         while not all(sink.ends for sink in sinks):
             if not self.made.engine.tick() and not all(sink.ends for sink in sinks):
                 assert self.woken.acquire(timeout=WAIT_S), "nobody wakes the engine"

@@ -1,4 +1,4 @@
-"""Whose tick comes next, and several engines in one compute task."""
+"""Whose tick comes next, and several engines on one compute thread."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Cells:
     `scratch` keeps the last slot for ballast rows (:attr:`scratch_slot`). With `keeps_high_water` cells are dropped such
     that the cache's high-water mark stays where it is until :meth:`lower_mark`, for backends on which a change of it
     makes ticks slow. Saved pages take at most `prefix_bytes`; with 0 no prefix is cached. `note` is
-    called for each request that had a prefix or could have had one, when it can continue. What side work takes for whom is
+    called for each request that had a prefix or could have had one, when it can continue. What background work takes, by user, is
     written into `charges`. `store` has the saved pages of an earlier engine of the same model, `disk` those in files.
 
     Invariant: every slot is free or held by exactly one request, and `reserved` is the sum of what these reserved.

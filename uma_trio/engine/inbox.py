@@ -32,7 +32,7 @@ class Inbox:
     """A queue with many senders and one receiver, the engine.
 
     `submit`, `put` and `close` are called on trio's thread, `drain` and `left_queue` on the engine's. None of them blocks. Deque appends and stores of one value are atomic under the GIL, and each
-    field has one writer, so no lock is needed. `bell` wakes the compute task; `wake` is called in its place if
+    field has one writer, so no lock is needed. `bell` wakes the compute thread; `wake` is called in its place if
     the engine has none.
     """
 
@@ -52,7 +52,7 @@ class Inbox:
         self.bell = bell or Bell()
         self.bell.connect(self)
         self._ring = wake if wake is not None else self.bell.ring
-        #: Whether anything came since the compute task, which clears it, looked last.
+        #: Whether anything came since the latest claim, which clears it.
         self.is_rung = False
 
     @property
