@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
     rows, each = int(given.pop("rows", "128")), float(given.pop("each", "0"))
     script, replace = given.pop("script", None), "replace" in given
     given.pop("replace", None)
-    given.setdefault("policy", "baseline")  # which measures nothing before it is ready
+    given = {"policy": "baseline", "n_ctx": "4096", "parallel": "8", **given}  # nothing is measured
     flags = {option.name: option.key for option in OPTIONS}
     told = {} if path == "-" else {"socket": path}
     env = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
@@ -89,9 +89,9 @@ def main(arguments: list[str]) -> int:
 def slow(config: Config, cost: float, die: int, rows: int = 128) -> SlowBackend:
     """Return the fake model on a machine that takes `cost` seconds for a tick of so many `rows` at the most."""
     backend = SlowBackend(
-        n_ctx=config.n_ctx,
-        n_slots=config.parallel,
-        n_batch=max(rows, config.parallel),
+        n_ctx=config.cells,
+        n_slots=config.slots,
+        n_batch=max(rows, config.slots),
         faults={die: InjectedFault(died="told to")} if die >= 0 else None,
     )
     backend.tick_s = cost

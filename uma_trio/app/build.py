@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol, TypeVar
@@ -417,8 +417,13 @@ def _cost(backend: Backend, on_measuring: Progress | None, beside: Neighbour | N
             why=measured.unusable,
         )
     if cost.others and beside is None:
-        log.get("cost").warning(in_words(cost.others))
+        _warn_once(in_words(cost.others))
     return cost
+
+
+@cache
+def _warn_once(text: str) -> None:
+    log.get("cost").warning(text)
 
 
 def allowed_speculation(config: Config, backend: Backend) -> str:
