@@ -155,7 +155,7 @@ def _serve_fake(path: Path, arguments: list[str], tick_s: float) -> None:
     config = fake_config(arguments)
     # A byte is a token here, so prompts are long: there must be room for them. As in the real one,
     # a policy that knows what ticks cost has a slot more, for rows that are thrown away.
-    slots = config.parallel + (config.policy != "baseline")
+    slots = config.slots + (config.policy != "baseline")
     backend = FakeBackend(n_ctx=1 << 16, n_slots=slots, n_batch=4096)
     compute = backend.decode
 

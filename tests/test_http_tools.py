@@ -456,7 +456,7 @@ async def test_tools_that_are_known_wait_for_no_compiler(autojump_clock: MockClo
         return function()
 
     async with house(CALL) as daemon:
-        daemon.inner.served._run_compiling = compiling
+        daemon.inner.service.run_compiling = compiling
         first = await asked(daemon, tool_choice="required")
         assert calls(first) == [("look", {"what": "a"})]
         assert queued
@@ -476,7 +476,7 @@ async def test_a_check_that_failed_by_chance_is_to_be_tried_again(
         raise NotChecked("waited for others; try again")
 
     async with house(CALL) as daemon:
-        daemon.inner.served._run_compiling = compiling
+        daemon.inner.service.run_compiling = compiling
         answer = await asked(daemon, tool_choice="required")
     assert answer.status == 429
     assert answer.headers["retry-after"] == "1"
