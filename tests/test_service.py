@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from uma_trio.app.sockets import names_taken, told_by
+from uma_trio.app.sockets import names_taken, with_inherited_addresses
 from uma_trio.cli import service as verb
 from uma_trio.cli.service import files_of_service, units_folder
 from uma_trio.cli.stop import stop
@@ -118,7 +118,9 @@ def test_an_inherited_name_is_neither_probed_nor_removed(folder: Path) -> None:
 def test_inherited_sockets_take_the_place_of_the_configured_ones(folder: Path) -> None:
     """The ready message, `ps` and the checks of the HTTP address speak of what is served."""
     with listening(folder / "s") as made:
-        config = told_by(Inherited(framed=made), load({"socket": "/elsewhere"}, {}))
+        config = with_inherited_addresses(
+            Inherited(framed=made), load({"socket": "/elsewhere"}, {})
+        )
         assert (config.socket, config.source("socket")) == (folder / "s", "LISTEN_FDS")
 
 
@@ -222,7 +224,7 @@ def test_a_daemon_behind_a_supervisors_socket_on_the_default_path_is_found_under
     (folder / "uma-trio").mkdir()
     for path, is_shared in ((folder / "uma-trio" / "uma.sock", True), (folder / "s", False)):
         inherited = Inherited(framed=listening(path))
-        config = told_by(inherited, load({}, {}))
+        config = with_inherited_addresses(inherited, load({}, {}))
         with closing(inherited), names_taken(config, inherited) as listen, listen():
             assert shared.exists() == is_shared
 
@@ -243,7 +245,7 @@ def test_a_client_looks_in_both_places(folder: Path, monkeypatch: pytest.MonkeyP
 def test_the_users_settings_file_is_read_if_it_is_there(folder: Path) -> None:
     """A service has no command line to write settings on."""
     env = {"XDG_CONFIG_HOME": str(folder)}
-    assert load({}, env).n_ctx == 4096
+    assert load({}, env).n_ctx is None
     (folder / "uma-trio").mkdir()
     (folder / "uma-trio" / "config.yaml").write_text("n_ctx: 8192\n")
     assert load({}, env).n_ctx == 8192

@@ -1,8 +1,8 @@
 """The composition root: builds the parts, and owns the nurseries and the order of shutdown.
 
-Everything is handed what it needs here; no other module makes an engine, a policy or a socket.
-The order of start: name of the socket taken, model loaded, socket made, clients let in. The
-order of the end is the reverse, with the running requests finished or told in between.
+Every part receives what it needs here; no other module makes an engine, a policy or a socket. The order of start: the socket's name
+is taken, models are loaded, the socket is made, clients are accepted. The order of the end is the reverse, and running requests are
+finished, or end with an error, in between.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from uma_trio.app.sockets import (
     fronts_taken,
     handed_by,
     token_of,
-    told_by,
+    with_inherited_addresses,
 )
 from uma_trio.backend.base import Backend, ContextLimits, ModelFacts
 from uma_trio.backend.encoder import EncoderInfo
@@ -125,7 +125,7 @@ async def serve(
     it closes all connections, waits for the tick that is being computed, and removes the
     socket. `backend` is closed in any case. `on_progress` and `on_measuring`
     are called in the loading thread, with the part of the model that is loaded and of the machine's measuring.
-    `inherited` sockets are served in place of the configured ones; the `supervisor` is told what goes on.
+    `inherited` sockets are served in place of the configured ones; the `supervisor` receives the state.
     With `replace` the daemon that serves there hands its sockets over once the model is loaded, finishes its
     requests and ends; until then it serves, also if this one fails.
 
@@ -137,10 +137,10 @@ async def serve(
         uma_trio.config.option.ConfigError: no policy has that name, the trace or the scorecard cannot
             be written where they should be, or the token cannot be used.
         uma_trio.backend.base.ModelError: the model cannot be used.
-        uma_trio.engine.inbox.EngineDied: every stream was told, and the socket is removed.
+        uma_trio.engine.inbox.EngineDied: every stream got an error, and the socket is removed.
     """
     policy = chosen_policy(config)
-    config = told_by(inherited, config)
+    config = with_inherited_addresses(inherited, config)
     token = token_of(config)
     check_trace(config)
     for each in config.each():
@@ -269,7 +269,7 @@ class _Daemon:
     ) -> None:
         """Serve on `listener` until a signal ends it. Raises as :func:`serve` does.
 
-        The daemon that the sockets were `taken` from is told when clients can connect.
+        The daemon that the sockets were `taken` from receives when clients can connect.
         """
         config, service = self._config, self._service
         _raise_file_limit(files_needed(_connections(config)), self._log.warning)
@@ -385,7 +385,7 @@ class _Daemon:
         self._log.warning(
             "the socket file was removed or replaced: no new client can reach this daemon",
             socket=listener.path,
-            fix="restart it; those who are connected are served until then",
+            fix="restart it; connected clients are served until then",
         )
 
     async def _answer_proxies(
@@ -427,14 +427,14 @@ class _Daemon:
     def _servers(self) -> tuple[Server | HttpServer, ...]:
         return (self._server,) if self._http is None else (self._server, self._http)
 
-    async def _let_go(self) -> None:
-        """Answer what was asked, and end connections between two requests: clients find the next daemon."""
+    async def _drain_connections(self) -> None:
+        """End each connection between two requests, so that its client finds the next daemon."""
         async with trio.open_nursery() as nursery:
             for front in self._servers:
                 nursery.start_soon(front.empty)
 
     async def _drain(self) -> None:
-        """Let running requests finish, then end them; everybody is told all there is to say."""
+        """Let running requests finish for a while, then end them with an error."""
         server, service = self._server, self._service
         patience = 0.0 if self.models.died is not None else self._config.drain_s
         deadline = trio.current_time() + patience
@@ -446,7 +446,7 @@ class _Daemon:
         )
         if self._fronts.supervised or (self._replacing is not None and self._replacing.replaced):
             with trio.move_on_at(deadline):
-                await self._let_go()
+                await self._drain_connections()
         service.stop_taking()
         server.stop_accepting()
         if self._http is not None:
@@ -466,18 +466,20 @@ class _Daemon:
     ) -> None:
         with trio.open_signal_receiver(*_ending_signals()) as signals:
             task_status.started()
-            told = False  # a daemon that was replaced, or whose engine died, ends without a signal
+            is_second = (
+                False  # a daemon that was replaced, or whose engine died, ends without a signal
+            )
             async for _ in signals:
                 self._stopping.set()
-                if not told:
-                    told = True
+                if not is_second:
+                    is_second = True
                     continue
                 self._forced = True
                 self._clients.cancel()
-                # A tick cannot be interrupted; a daemon that is told twice does not wait for it.
+                # A tick cannot be interrupted, and after a second signal it is not waited for.
                 await trio.sleep(_FORCED_S)
                 if self._replacing is None or not self._replacing.busy:
-                    listener.close()  # else another daemon may have the names by now
+                    listener.close()  # otherwise another daemon may have the names by now
                 os._exit(FORCED_EXIT)
 
 

@@ -26,7 +26,7 @@ class Pauses(Protocol):
 class Replacing:
     """Waits for a daemon that wants to take over, and gives it `handed`. :attr:`replaced` says that it has them.
 
-    `given` is called then. Until then this daemon serves on, whatever becomes of those who ask.
+    `given` is called then. Until then this daemon serves on, whatever becomes of the others.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Replacing:
         self.replaced = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve those who ask, one after the other, until one has taken over or :meth:`end` is called.
+        """Serve daemons that ask for the sockets, one after the other, until one has them or :meth:`end` is called.
 
         It is started when it can be asked, or cannot ever: that is logged. While sockets are given
         (15 s at most) it is not cancelled.
@@ -71,7 +71,7 @@ class Replacing:
             self._over.set()
 
     async def end(self) -> None:
-        """Be asked no more; if somebody is being given the sockets, wait for how that ends."""
+        """Accept no further daemon; wait for one that is receiving the sockets."""
         self._asking.cancel()
         await self._over.wait()
 

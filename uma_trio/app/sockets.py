@@ -34,7 +34,7 @@ from uma_trio.sockets.token import TokenUnusable, make_token, token_file
 class Fronts:
     """Where clients come in: `listen` makes the sockets of the framed protocol, `port` is HTTP's.
 
-    `agent` is where HAProxy asks for the load. With a supervisor somebody listens on when the daemon has ended,
+    `agent` is where HAProxy reads the load. A supervisor keeps its sockets open when the daemon has ended,
     and sockets are not ours to give.
     """
 
@@ -44,7 +44,7 @@ class Fronts:
     supervised: bool
 
 
-def told_by(inherited: Inherited, config: Config) -> Config:
+def with_inherited_addresses(inherited: Inherited, config: Config) -> Config:
     """Return the settings with the addresses of the sockets that a supervisor passed."""
     sources = dict(config.sources)
     if (path := inherited.path) is not None:
@@ -174,17 +174,17 @@ def names_taken(
 ) -> Iterator[Callable[[], Listeners]]:
     """Hold the names of the framed protocol until the block ends; what it yields makes their sockets.
 
-    A daemon that was told no path, or inherits a socket on the default one, serves on the shared path, too, if it
-    can have that.
+    A daemon without a configured path, or with an inherited socket on the default one, serves on the shared path, too, if
+    that is free.
     """
     if inherited.framed is None and str(config.socket).startswith(FRAMED_TCP):
         address, handed = parse_framed(str(config.socket)), None if framed is None else framed.sock
         with PortClaim(address, "--socket", handed) as port:
             yield lambda: Listeners(port.listen())
         return
-    told = "socket" in config.sources and not _is_default(inherited)
+    is_configured = "socket" in config.sources and not _is_default(inherited)
     with ExitStack() as stack:
-        if not told:
+        if not is_configured:
             _make_folder(config.socket.parent)
         if framed is not None:
             first = handed_claim(framed.name, framed.sock, framed.lock_fd)
@@ -194,13 +194,13 @@ def names_taken(
         second: Claim | None = None
         if shared is not None:
             second = stack.enter_context(handed_claim(shared.name, shared.sock, shared.lock_fd))
-        elif not told and str(config.socket) != SHARED_SOCKET:
+        elif not is_configured and str(config.socket) != SHARED_SOCKET:
             second = _shared_name(stack)
         yield lambda: _listening(first, second)
 
 
 def _is_default(inherited: Inherited) -> bool:
-    """Whether a supervisor passed the socket that a daemon which is told nothing makes itself."""
+    """Whether a supervisor passed the socket of the default path."""
     path = inherited.path
     return path is not None and os.path.realpath(path) == os.path.realpath(default_socket())
 
@@ -210,7 +210,7 @@ def _listening(first: Claim, second: Claim | None) -> Listeners:
     try:
         return Listeners(listener, *(() if second is None else (second.listen(),)))
     except SocketUnusable as error:
-        _say_not_shared(error)
+        _log_not_shared(error)
         return Listeners(listener)
 
 
@@ -218,11 +218,11 @@ def _shared_name(stack: ExitStack) -> Claim | None:
     try:
         return stack.enter_context(claim(SHARED_SOCKET))
     except (SocketTaken, SocketUnusable) as error:
-        _say_not_shared(error)
+        _log_not_shared(error)
         return None
 
 
-def _say_not_shared(why: Exception) -> None:
+def _log_not_shared(why: Exception) -> None:
     log.get("daemon").info(f"{SHARED_SOCKET} is not served", why=str(why))
 
 
