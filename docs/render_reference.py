@@ -44,7 +44,7 @@ def config() -> str:
         "the flag takes precedence over the environment, the environment over the YAML file, and the YAML "
         "file over the default.",
         f"`{CONFIG_FLAG}` or `{CONFIG_ENV}` names the YAML file. Its section `models` has several models: see "
-        "[MODELS](MODELS.md).",
+        "[models](guide/models.md).",
         "- A key of the file is the flag's name with underscores (`n_ctx: 8192`); the environment variable is `UMA_` and "
         "that name in capitals (`UMA_N_CTX`). `UMA_SOCK` is `UMA_SOCKET`, too, and `UMA_DEBUG=1` is "
         "`UMA_LOG_LEVEL=debug`.\n"

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(
     [
         path
-        for pattern in ("*.md", "docs/*.md", "*/README.md", "models/*/README.md")
+        for pattern in ("*.md", "docs/**/*.md", "*/README.md", "models/*/README.md")
         for path in ROOT.glob(pattern)
     ]
 )

@@ -71,7 +71,7 @@ def test_the_extension_can_be_packaged(tmp_path: Path) -> None:
 def test_the_settings_of_zed_lead_to_the_daemon() -> None:
     """They are what the guide shows."""
     text = (ZED / "settings.json").read_text(encoding="utf-8")
-    guide = (HERE.parent / "docs" / "GUIDE.md").read_text(encoding="utf-8")
+    guide = (HERE.parent / "docs" / "guide" / "programs.md").read_text(encoding="utf-8")
     block = re.search(r"### Zed.*?```json\n(.*?)```", guide, re.DOTALL)
     assert block is not None
     assert json.loads(block[1]) == json.loads(text)

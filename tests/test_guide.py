@@ -1,4 +1,4 @@
-"""What docs/GUIDE.md shows works as it is shown there: its commands, recipes, options and messages."""
+"""What README and docs/guide show works as it is shown there: commands, recipes, options and messages."""
 
 from __future__ import annotations
 
@@ -22,35 +22,43 @@ from cli_kit import PROGRAMS, environment
 from uma_trio.models import bundled_model
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDE = (ROOT / "docs" / "GUIDE.md").read_text(encoding="utf-8")
-SHOWN = {
-    path.name: path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/guide/*.md")))
 }
+PROGRAMS_PAGE = DOCUMENTS["docs/guide/programs.md"]
 PORT = "8080"
 PATIENCE_S = 120
 
 
 @frozen
 class Block:
-    """A fenced block of the guide: its language, the words behind it, and the line it begins at."""
+    """A fenced block of a document: its language, the words behind it, and the line it begins at."""
 
+    document: str
     language: str
     words: tuple[str, ...]
     text: str
     line: int
 
+    @property
+    def where(self) -> str:
+        """The place, for messages and the names of tests."""
+        return f"{self.document}:{self.line}"
 
-def blocks(text: str) -> list[Block]:
+
+def blocks(document: str) -> list[Block]:
     """Return the fenced blocks of a document that have a language."""
-    found = re.finditer(r"^```(\w+)([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    text = DOCUMENTS[document]
     return [
-        Block(each[1], tuple(each[2].split()), each[3], text[: each.start()].count("\n") + 1)
-        for each in found
+        Block(
+            document, each[1], tuple(each[2].split()), each[3], text[: each.start()].count("\n") + 1
+        )
+        for each in re.finditer(r"^```(\w+)([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     ]
 
 
-BLOCKS = blocks(GUIDE)
+BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
 TRIED = [block for block in BLOCKS if "tried" in block.words]
 SERVES = [block for block in BLOCKS if "serves" in block.words]
 NODE = Path(os.environ.get("UMA_SDK_NODE") or Path(sys.prefix) / "node")
@@ -64,7 +72,7 @@ class Served:
     port: str
 
     def here(self, text: str) -> str:
-        """Return a text of the guide with this daemon's port."""
+        """Return a text of a document with this daemon's port."""
         return re.sub(rf"\b{PORT}\b", self.port, text)
 
     def run(self, block: Block, folder: Path) -> str:
@@ -84,7 +92,7 @@ class Served:
             check=False,
             timeout=PATIENCE_S,
         )
-        assert done.returncode == 0, f"docs/GUIDE.md:{block.line}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{block.where}: {done.stdout}{done.stderr}"
         return done.stdout
 
 
@@ -99,7 +107,8 @@ def programs(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Start the daemon by the guide's own command, with the bundled model."""
-    (command,) = (block.text for block in BLOCKS if "daemon" in block.words)
+    started = {re.sub(r" +#.*", "", block.text) for block in BLOCKS if "daemon" in block.words}
+    (command,) = started
     folder = tmp_path_factory.mktemp("g")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -119,7 +128,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.real
 @pytest.mark.daemon
-@pytest.mark.parametrize("block", TRIED, ids=lambda block: f"{block.language}-{block.line}")
+@pytest.mark.parametrize("block", TRIED, ids=lambda block: block.where)
 def test_a_block_that_says_tried_works(served: Served, block: Block, tmp_path: Path) -> None:
     """Each command of it succeeds, against a daemon that was started as the guide says."""
     for package in block.words[block.words.index("tried") + 1 :]:
@@ -168,7 +177,7 @@ def models_of_a_person(folder: Path, *, embedder: bool) -> None:
 
 @pytest.mark.real
 @pytest.mark.daemon
-@pytest.mark.parametrize("block", SERVES, ids=lambda block: f"line-{block.line}")
+@pytest.mark.parametrize("block", SERVES, ids=lambda block: block.where)
 def test_a_daemon_that_a_block_starts_answers(block: Block, tmp_path: Path) -> None:
     """Each line as a person types it; a daemon is asked once, and stopped before the next, or before its trace is read."""
     models_of_a_person(tmp_path, embedder="embedder" in block.words)
@@ -197,7 +206,7 @@ def test_a_daemon_that_a_block_starts_answers(block: Block, tmp_path: Path) -> N
                 text=True,
                 check=False,
             )
-            said = f"docs/GUIDE.md:{block.line}: {line}: {done.stdout}{done.stderr}"
+            said = f"{block.where}: {line}: {done.stdout}{done.stderr}"
             # 1: another policy plans a tick differently, which is what the line shows.
             assert done.returncode in ((0, 1) if "--policy baseline" in line else (0,)), said
             assert done.stdout.strip()
@@ -207,16 +216,20 @@ def test_a_daemon_that_a_block_starts_answers(block: Block, tmp_path: Path) -> N
 
 def test_every_block_of_a_program_is_tried_or_says_that_it_is_not() -> None:
     """Near it on the page, or by a date in the table of programs."""
-    dates = [row for row in GUIDE.splitlines() if re.match(r"\| .*, 2\d{3}-\d\d-\d\d", row)]
+    rows = PROGRAMS_PAGE.splitlines()
+    dates = [row for row in rows if re.match(r"\| .*, 2\d{3}-\d\d-\d\d", row)]
     for block in BLOCKS:
         if block.language not in ("sh", "python", "js"):
             continue
-        where = f"docs/GUIDE.md:{block.line}"
+        where = block.where
         assert block.words, where
         assert block.words[0] in {"tried", "daemon", "serves", "untried", "dated"}, where
-        before = "\n".join(GUIDE.splitlines()[: block.line - 1])
+        lines = DOCUMENTS[block.document].splitlines()
+        before = "\n".join(lines[: block.line - 1])
         if block.words[0] == "untried":
-            assert "not tried here" in before[-300:].replace("\n", " "), where
+            after = "\n".join(lines[block.line :])[len(block.text) :]
+            near = f"{before[-300:]} {block.text} {after[:300]}".replace("\n", " ")
+            assert "not tried here" in near, where
         if block.words[0] == "dated":
             program = before.rpartition("\n### ")[2].splitlines()[0]
             assert any(row.startswith(f"| {program} |") for row in dates), where
@@ -228,10 +241,10 @@ def test_the_guide_is_mostly_tried() -> None:
     assert {block.language for block in TRIED} == {"sh", "python", "js"}
 
 
-def commands(text: str) -> Iterator[list[str]]:
+def commands(document: str) -> Iterator[list[str]]:
     """Yield the words behind each `uma-trio` of the shell blocks and code spans of a document."""
-    shell = [block.text for block in blocks(text) if block.language == "sh"]
-    spans = re.findall(r"`(uma-trio [^`\n]+)`", text)
+    shell = [block.text for block in blocks(document) if block.language == "sh"]
+    spans = re.findall(r"`(uma-trio [^`\n]+)`", DOCUMENTS[document])
     for line in "\n".join([*shell, *spans]).replace("\\\n", " ").splitlines():
         for found in re.findall(r"(?<![\w/.])uma-trio ([^|#;&)]+)", line):
             yield found.split()
@@ -248,10 +261,10 @@ def flags_of(verb: str) -> frozenset[str]:
     return frozenset(re.findall(r"--[a-z][\w-]*", done.stdout)) | {"--help"}
 
 
-@pytest.mark.parametrize("name", ["README.md", "GUIDE.md", "SERVICE.md", "SETTINGS.md"])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_command_that_is_shown_has_these_options(name: str) -> None:
     """Verbs and flags of the documents for users are those of the program."""
-    shown = [words for words in commands(SHOWN[name]) if re.fullmatch(r"[a-z]+", words[0])]
+    shown = [words for words in commands(name) if re.fullmatch(r"[a-z]+", words[0])]
     assert shown
     for verb, *rest in shown:
         if verb == "launch":  # its program's flags are not ours
@@ -262,7 +275,7 @@ def test_a_command_that_is_shown_has_these_options(name: str) -> None:
 
 def test_an_option_of_the_table_for_newcomers_is_one_of_serve() -> None:
     """Whoever comes from another server finds flags that exist."""
-    table = GUIDE.split("## Coming from another server")[1].split("\n## ")[0]
+    table = PROGRAMS_PAGE.split("## Coming from another server")[1].split("\n## ")[0]
     last = [row.rsplit("|", 2)[-2] for row in table.splitlines() if row.startswith("|")]
     used = set(re.findall(r"`(?:\w+ )?(--[a-z-]+)", " ".join(last)))
     assert len(used) > 10
@@ -282,7 +295,7 @@ def said_by_the_source() -> str:
 
 def test_a_message_of_the_troubleshooting_is_one_that_is_said() -> None:
     """Who searches for what the program printed finds it."""
-    table = GUIDE.split("## Troubleshooting")[1].split("| what happens")[0]
+    table = DOCUMENTS["docs/guide/troubleshooting.md"].split("## Messages")[1].split("\n## ")[0]
     messages = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     assert len(messages) > 10
     said = said_by_the_source()

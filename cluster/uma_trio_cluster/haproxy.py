@@ -15,7 +15,7 @@ from attrs import frozen
 from uma_trio_cluster.nodes import Cluster, Node
 
 #: A pin gives way when the best machine has so many times the headroom, in clusters of up to so many machines.
-#: Of many machines the best one is nearly idle at any time. Simulated: docs/CLUSTER.md.
+#: Of many machines the best one is nearly idle at any time. Simulated: cluster/README.md.
 _MOVES_AT: Final = ((16, 3),)
 _MOVES_AT_MANY: Final = 2
 #: A pin gives way to so many requests that wait at the edge for its machine.

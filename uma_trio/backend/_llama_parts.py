@@ -34,7 +34,7 @@ GRAIN_S: Final = 5e-4
 DECODE_GRAIN_S: Final = 5e-3
 LONG_S: Final = 0.025
 """A decode is computed in parts if one of a single token takes so long: about what a reading pace of 40 ms leaves beside
-a small model. A callback takes 1 to 2 µs, and there are 600 to 1,200 of them (docs/MODELS.md has what was measured)."""
+a small model. A callback takes 1 to 2 µs, and there are 600 to 1,200 of them."""
 _PROFILED: Final = 8  # tokens of the decode that nodes are timed in
 _LEARNING: Final = 0.2  # the weight of the latest part
 _NEVER: Final = 1 << 30

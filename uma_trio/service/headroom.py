@@ -10,7 +10,7 @@ from attrs import frozen
 from uma_trio.observe.figures import Outlook
 from uma_trio.observe.records import RequestRecord, Snapshot
 
-#: A backlog of so many seconds halves the headroom. Simulated with 6 and 96 nodes: docs/CLUSTER.md.
+#: A backlog of so many seconds halves the headroom. Simulated with 6 and 96 nodes: cluster/README.md.
 HALVING_S: Final = 8.0
 _LEAST_PROMISE: Final = 0.1
 
