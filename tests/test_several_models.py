@@ -251,10 +251,10 @@ def test_model_may_be_given_several_times(tmp_path: Path) -> None:
     """The first is the default one, also before those of the file."""
     text = "models: {code: /b.gguf}"
     assert configured(tmp_path, text, model=("/a.gguf", "/c.gguf", "qwen2.5:7b")) == [
-        ("/a.gguf", "4096"),
-        ("code", "/b.gguf", "4096"),
-        ("c", "/c.gguf", "4096"),
-        ("qwen2.5:7b", "qwen2.5:7b", "4096"),
+        ("/a.gguf", "None"),
+        ("code", "/b.gguf", "None"),
+        ("c", "/c.gguf", "None"),
+        ("qwen2.5:7b", "qwen2.5:7b", "None"),
     ]
 
 
