@@ -11,7 +11,7 @@ fail. What a seed makes happen it makes happen again.
 Where an answer differs from the one without a cache, the two tokens at which they part are looked at in
 an empty context without a cache: how far apart their logits are, and whether it is enough to let cells of
 somebody else lie before and between the prompt's own for the order of the two to change. Then it is by
-placement (docs/MEMORY.md, "How exact"), and not by the cache. The exit status is 1 if a difference is not by
+placement (docs/explained/memory.md, "Reproducibility"), and not by the cache. The exit status is 1 if a difference is not by
 placement, or if something that should have happened never did.
 """
 

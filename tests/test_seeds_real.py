@@ -17,7 +17,7 @@ MORE = ("Then a bear came.", "The sun was warm.", "What did they do next?", "A b
 
 
 def test_a_seed_alone_has_one_answer() -> None:
-    """To a request that says nothing of drafts, as docs/REPRODUCIBILITY.md has it."""
+    """To a request that says nothing of drafts, as docs/explained/memory.md has it."""
     assert list(twice(6, 60, None)) == [None] * 6
 
 
@@ -51,7 +51,7 @@ def conversations(budget: int, *, with_answers: bool) -> list[list[int]]:
 def test_cached_turns_of_conversations_equal_those_without_the_cache(
     with_answers: bool, at_least: int
 ) -> None:
-    """Of four conversations of six repetitive turns, as many as docs/REPRODUCIBILITY.md says, but two."""
+    """Of four conversations of six repetitive turns, as many as docs/explained/memory.md says, but two."""
     without = conversations(0, with_answers=with_answers)
     cached = conversations(BUDGET, with_answers=with_answers)
     equal = sum(one == two for one, two in zip(without, cached, strict=True))

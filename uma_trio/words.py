@@ -35,7 +35,7 @@ def chosen(asked: Speculation | None, *, seeded: bool) -> Speculation:
     """Return what drafts a request may have that asks for `asked`, or says nothing (None).
 
     Who names a seed wants the same answer again. Drafts change the sizes of batches, and llama.cpp rounds
-    a row differently in a batch of another size (docs/REPRODUCIBILITY.md): without a word there are none.
+    a row differently in a batch of another size (docs/explained/memory.md): without a word there are none.
     """
     if asked is None:
         return "off" if seeded else "auto"

@@ -86,7 +86,7 @@ def _compared(
 def _as_computed(traced: TracedTick, plan: Plan) -> Plan:
     """Return `plan` with the row that the engine adds to the last token of a prompt that is alone.
 
-    Where attention sums one row in another order than two (docs/REPRODUCIBILITY.md), and only there.
+    Where attention sums one row in another order than two (docs/explained/memory.md), and only there.
     """
     if traced.plan.ballast != 1 or plan.ballast or plan.n_tokens != 1:
         return plan

@@ -395,7 +395,7 @@ class Planner:
     def _is_lone_row(self, state: SchedulerState, plan: Plan) -> bool:
         """Whether the batch is the last token of a prompt alone, which another row makes equal to longer ones.
 
-        One row alone is summed in another order than two and more (docs/REPRODUCIBILITY.md).
+        One row alone is summed in another order than two and more (docs/explained/memory.md).
         """
         if (
             plan.n_tokens != 1

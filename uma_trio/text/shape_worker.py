@@ -30,7 +30,7 @@ STEP: Final = struct.Struct("<ci")
 ACCEPT, TAKE_BACK, RESET = b"a", b"t", b"r"
 ALLOWED, WORN, FAILED = b"m", b"w", b"f"
 # CPU time that an answer has for each of its tokens, on average. Five times what 99 of 100 masks take
-# (docs/STRUCTURE.md); an ambiguous grammar takes more with each token.
+# (docs/explained/structured-output.md); an ambiguous grammar takes more with each token.
 STEP_S: Final = 0.005
 # What takes so much more than that gets less of the processor, beside everything else.
 _POLITE_S: Final = 0.1

@@ -289,7 +289,7 @@ class PrefixCache:
     def _empties_for(self, sequence: Sequence, running: Mapping[int, Sequence]) -> bool:
         """Whether a request is alone and asks for an answer that can be had again.
 
-        Others keep the first milliseconds that saving and restoring cost (docs/REPRODUCIBILITY.md).
+        Others keep the first milliseconds that saving and restoring cost (docs/explained/memory.md).
         """
         params = sequence.submit.params
         if not self._limits.whole_cache or not (params.seed_named or params.temperature == 0):
@@ -300,7 +300,7 @@ class PrefixCache:
         """Let a request go on from what its slot holds, if that is whole."""
         backend, slot, window = self._backend, sequence.slot, self._limits.window
         # The last token has the logits. Without flash attention one row alone is summed in another order than
-        # two (docs/REPRODUCIBILITY.md); a request that shares with a running one is not alone.
+        # two (docs/explained/memory.md); a request that shares with a running one is not alone.
         alone = self._limits.whole_cache and source in ("leaf", "saved", "disk")
         n = min(n, sequence.known - 1 - alone)
         if n and backend.kv_length(slot) > n:

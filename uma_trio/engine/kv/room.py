@@ -90,7 +90,7 @@ class Room:
         """Save all leaves and take them out of the KV cache, before a request begins that is alone in it.
 
         Its cells then lie in order from the first on, whatever was computed before it, and logits depend
-        on the places of cells (docs/REPRODUCIBILITY.md). Leaves would soon leave anyway: a few ticks of
+        on the places of cells (docs/explained/memory.md). Leaves would soon leave anyway: a few ticks of
         rent pay for their return. Those stay that cannot be saved, or not within `most_s`.
         """
         left_s = min(_EMPTYING * self._tick_s(), most_s)

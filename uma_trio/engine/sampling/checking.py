@@ -23,7 +23,7 @@ IMPOSSIBLE: Final = -2  # for a row for which no token is allowed
 UNREACHED: Final = -3  # for one behind a guess that was wrong: what would follow is not needed
 LATE: Final = -4  # for one whose mask is not there in time
 
-# What structure may add to a tick: 99 of 100 masks take less than 1 ms (docs/STRUCTURE.md), and no
+# What structure may add to a tick: 99 of 100 masks take less than 1 ms (docs/explained/structured-output.md), and no
 # reader sees 2 ms between two tokens.
 PATIENCE_S: Final = 0.002
 # Where no row has its token, the tick is lost without waiting for the first mask: a decode takes longer than

@@ -24,7 +24,7 @@ def ballast_for(cost: CostModel, work: Work, room: int) -> tuple[int, float]:
     best, takes_s = 0, cost.seconds(work)
     if (
         work.tokens == 1
-    ):  # nothing is quicker, and noise must not make its sums others (REPRODUCIBILITY.md)
+    ):  # nothing is quicker, and noise must not make its sums others (docs/explained/memory.md)
         return best, takes_s
     worth_s = cost.tuning.ballast_worth * takes_s
     for extra in range(1, min(MOST_BALLAST, room) + 1):
