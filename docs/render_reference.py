@@ -53,7 +53,7 @@ def config() -> str:
         "- An unknown flag or key is refused, and the message names the nearest known one. An environment "
         "variable that looks like a misspelt one of these is refused, too.",
         "The client commands (`run`, `ps`, `explain`, `metrics`, `uma-cli`) use the socket setting only: "
-        "`--socket`, `UMA_SOCK` or the YAML file's socket.",
+        "`--socket`, `UMA_SOCKET` or the YAML file's socket.",
         "## Settings",
         *settings,
         f"KV types: {_codes(KV_TYPES)}; `q8` means `q8_0`, and so on. There is no `q6` for a KV cache.",
