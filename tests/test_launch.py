@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from uma_trio.app import http as app_http
-from uma_trio.app.http import http_port, http_settings
+from uma_trio.app.http import HttpPort, http_port, http_settings
 from uma_trio.cli.doctor import check_http
 from uma_trio.cli.launch import environment, is_welcome, unreachable
 from uma_trio.cli.serve import _base_url
@@ -19,8 +20,8 @@ from uma_trio.config.settings import load
 from uma_trio.http.settings import KeyFileUnusable, read_keys
 from uma_trio.sockets.address import Address, parse_address
 from uma_trio.sockets.handover import Handed
-from uma_trio.sockets.listener import Listeners
-from uma_trio.sockets.port import PortUnusable, bound
+from uma_trio.sockets.listener import Listener
+from uma_trio.sockets.port import PortUnusable, TcpListener, bound
 
 
 def key_file(folder: Path, text: str = "# mine\none\n\ntwo\n", mode: int = 0o600) -> Path:
@@ -132,9 +133,10 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
-def test_http_is_off_until_it_is_asked_for() -> None:
+def test_http_is_on_port_8080_of_this_machine_unless_it_is_off() -> None:
     """By a flag, a variable or YAML, which reads off as false."""
-    assert load({}, env={}).http_address is None
+    assert load({}, env={}).http_address == Address("127.0.0.1", 8080)
+    assert load({"http": "off"}, env={}).http_address is None
     assert load({"http": "no"}, env={}).http_address is None
     assert load({}, env={"UMA_HTTP": "9"}).http_address == Address("127.0.0.1", 9)
 
@@ -217,16 +219,19 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def hosts_of(port: Listeners) -> list[str]:
+def hosts_of(port: HttpPort) -> list[str]:
     """Return the addresses that a front listens on."""
-    return [each.sock.getsockname()[0] for each in port.all]
+    return [each.sock.getsockname()[0] for each in all_of(port)]
+
+
+def all_of(port: HttpPort) -> Sequence[Listener | TcpListener]:
+    return () if port.listeners is None else port.listeners.all
 
 
 @needs_ipv6
 @pytest.mark.parametrize("typed", ["{}", "localhost:{}", "127.0.0.1:{}", "[::1]:{}"])
 def test_a_port_is_served_at_both_loopback_addresses(typed: str) -> None:
     with http_port(load({"http": typed.format(free_port())}, env={})) as port:
-        assert port is not None
         assert sorted(hosts_of(port)) == ["127.0.0.1", "::1"]
         assert not port.missing
 
@@ -235,8 +240,7 @@ def test_another_address_is_served_alone(tmp_path: Path) -> None:
     for typed in (f"127.0.0.2:{free_port()}", f"0.0.0.0:{free_port()}", f"unix:{tmp_path}/x"):
         keys = {"http_key_file": str(key_file(tmp_path))}
         with http_port(load({"http": typed, **keys}, env={})) as port:
-            assert port is not None
-            assert len(port.all) == 1
+            assert len(all_of(port)) == 1
 
 
 @needs_ipv6
@@ -245,7 +249,6 @@ def test_it_is_said_that_only_one_loopback_address_is_served() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         number = taken.getsockname()[1]
         with http_port(load({"http": str(number)}, env={})) as port:
-            assert port is not None
             assert hosts_of(port) == ["127.0.0.1"]
             assert f"[::1]:{number}: something else listens there" in port.missing
 
@@ -258,7 +261,6 @@ def test_a_machine_without_ipv6_is_served_without_a_word(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(app_http, "bound", no_ipv6)
     with http_port(load({"http": str(free_port())}, env={})) as port:
-        assert port is not None
         assert hosts_of(port) == ["127.0.0.1"]
         assert not port.missing
 
@@ -268,14 +270,66 @@ def test_sockets_that_were_handed_over_are_used_by_their_names() -> None:
     """Also if the next daemon names the other address; what it does not serve is closed."""
     number = free_port()
     with http_port(load({"http": str(number)}, env={})) as old:
-        assert old is not None
         for typed, used in ((f"[::1]:{number}", 2), (str(free_port()), 0)):
-            handed = {each.path: Handed("http", each.path, each.sock.dup()) for each in old.all}
+            handed = {each.path: Handed("http", each.path, each.sock.dup()) for each in all_of(old)}
             with http_port(load({"http": typed}, env={}), None, handed) as new:
-                assert new is not None
-                ours = [each.sock for each in new.all]
+                ours = [each.sock for each in all_of(new)]
                 assert sum(one.sock in ours for one in handed.values()) == used
                 assert all(one.sock.fileno() == -1 for one in handed.values() if not used)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_the_default_port_that_is_free_is_served(
+    is_watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = default_port(monkeypatch, is_watched)
+    with http_port(load({}, env={})) as found:
+        assert (found.url, found.missing) == (f"http://127.0.0.1:{port}", "")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_daemon_on_a_terminal_takes_the_next_free_port(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another program has only the other loopback address, which clients may take for ours."""
+    port = default_port(monkeypatch, is_watched=True)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, port), family=family),
+        http_port(load({}, env={})) as found,
+    ):
+        assert found.url is not None
+        assert found.url != f"http://127.0.0.1:{port}"
+        assert f"port {port} is another program's" in found.missing
+
+
+def test_a_service_whose_port_is_taken_serves_no_http_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = default_port(monkeypatch, is_watched=False)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        http_port(load({}, env={})) as found,
+    ):
+        assert found.url is None
+        assert "--http PORT" in found.missing
+
+
+def test_a_default_port_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    default_port(monkeypatch, is_watched=False)
+    with http_port(load({}, env={})) as old:
+        handed = {each.path: Handed("http", each.path, each.sock.dup()) for each in all_of(old)}
+        default_port(monkeypatch, is_watched=False)
+        with http_port(load({}, env={}), None, handed) as new:
+            assert new.url == old.url
+
+
+def default_port(monkeypatch: pytest.MonkeyPatch, is_watched: bool) -> int:
+    """Have another default port, which is free, and a daemon that a person watches or not; return the port."""
+    port = free_port()
+    monkeypatch.setattr(app_http, "DEFAULT_PORT", port)
+    monkeypatch.setattr(app_http, "_is_watched", lambda: is_watched)
+    return port
 
 
 def test_doctor_looks_at_the_port(tmp_path: Path) -> None:
@@ -284,7 +338,7 @@ def test_doctor_looks_at_the_port(tmp_path: Path) -> None:
     def found(**flags: str) -> list[str]:
         return [f"{each.weight}: {each.what}" for each in check_http(load(flags, env={}))]
 
-    assert found() == []
+    assert found(http="off") == []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         taken.close()

@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 
 from uma_protocol import Code
 from uma_trio.app.build import Builder, Progress
-from uma_trio.app.http import credentials, http_server
+from uma_trio.app.http import credentials, http_server, settings_of, with_own_key
 from uma_trio.app.outputs import check_trace, open_prefix_disk, scorecard_file
 from uma_trio.app.replacing import Replacing
 from uma_trio.app.shapes import warm_if_used
@@ -91,8 +91,8 @@ _STOPPING = "the daemon is stopping; send the request again once it has restarte
 class ReadyInfo:
     """What is being served, once clients can connect.
 
-    `http_missing` says why HTTP is not served on both loopback addresses.
-    `chosen` is what was chosen for its context, and why. `model` is the default one. `models` are those that write, by their names; without any there are no `limits`.
+    `http_missing` says why HTTP is not served, or not on both loopback addresses. `chosen` is what was chosen for the context, and why.
+    `model` is the default one. `models` are those that write, by their names; without any there are no `limits`.
     """
 
     socket: str
@@ -140,7 +140,7 @@ async def serve(
         uma_trio.engine.inbox.EngineDied: every stream got an error, and the socket is removed.
     """
     policy = chosen_policy(config)
-    config = with_inherited_addresses(inherited, config)
+    config = with_own_key(with_inherited_addresses(inherited, config))
     token = token_of(config)
     check_trace(config)
     for each in config.each():
@@ -281,7 +281,8 @@ class _Daemon:
         )
         shared = Shared(settings=settings, service=service, log=FaultLog(log.get("net")))
         self._server = Server(shared, token=self._token)
-        self._http = None if fronts.port is None else http_server(config, service)
+        service.settings = {**service.settings, **settings_of(fronts.http, config)}
+        self._http = None if fronts.http.listeners is None else http_server(config, service)
         self._agent = Agent(service.load_reading, self._is_ending, log.get("agent"))
         await self._serve(listener, on_ready, taken)
         for model in self.models.loaded:
@@ -298,7 +299,7 @@ class _Daemon:
         on_ready: Callable[[ReadyInfo], None] | None,
         taken: TakenSockets | None,
     ) -> None:
-        port = self._fronts.port
+        port = self._fronts.http.listeners
         async with trio.open_nursery() as nursery:
             await nursery.start(self.models.run)  # before any engine can die
             nursery.start_soon(self._run_compute)
@@ -352,10 +353,9 @@ class _Daemon:
 
     def _ready_info(self, listener: Listeners) -> ReadyInfo:
         """Describe what is served. Called before the first client, so that nothing was unloaded."""
-        config, texts, port = self._config, self._texts, self._fronts.port
+        config, texts, http = self._config, self._texts, self._fronts.http
         first = next(iter(texts), None)
         backend = None if first is None else first.backend
-        address = config.http_address
         return ReadyInfo(
             socket=listener.path,
             model=self.models.default.facts,
@@ -364,9 +364,9 @@ class _Daemon:
             else evolve(backend.limits, n_slots=first.slots),
             backend="" if backend is None else backend.description,
             policy=config.policy,
-            http=None if address is None else address.url,
+            http=http.url,
             http_keys=config.http_key_file,
-            http_missing="" if port is None else port.missing,
+            http_missing=http.missing,
             chosen=next((each.chosen for each in self.models.models if each.loaded is first), ""),
             models=tuple(each.bounds.model for each in texts),
             encoders=tuple(
@@ -411,7 +411,7 @@ class _Daemon:
 
     def _make_replacing(self, listener: Listeners) -> Replacing:
         fronts = self._fronts
-        handed = handed_by(self._config, listener, fronts.port, fronts.agent)
+        handed = handed_by(listener, fronts.http, fronts.agent)
         pauses = (*self._servers, self._agent)
         sockets = self._sockets(listener)
         return Replacing(listener.path, handed, sockets, pauses, self._stopping.set)
@@ -420,7 +420,7 @@ class _Daemon:
         return self._stopping.is_set() or self._service.draining
 
     def _sockets(self, listener: Listeners) -> list[PortListener]:
-        port = self._fronts.port
+        port = self._fronts.http.listeners
         return [*listener.all, *(() if port is None else port.all)]
 
     @property

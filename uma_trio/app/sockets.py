@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from uma_trio.app.http import http_port
+from uma_trio.app.http import HttpPort, http_port
 from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.observe import log
@@ -32,14 +32,14 @@ from uma_trio.sockets.token import TokenUnusable, make_token, token_file
 
 @frozen
 class Fronts:
-    """Where clients come in: `listen` makes the sockets of the framed protocol, `port` is HTTP's.
+    """Where clients come in: `listen` makes the sockets of the framed protocol.
 
     `agent` is where HAProxy reads the load. A supervisor keeps its sockets open when the daemon has ended,
     and sockets are not ours to give.
     """
 
     listen: Callable[[], Listeners]
-    port: Listeners | None
+    http: HttpPort
     agent: TcpListener | None
     supervised: bool
 
@@ -128,9 +128,8 @@ async def can_be_replaced(config: Config) -> bool:
 
 
 def handed_by(
-    config: Config,
     listener: Listeners,
-    port: Listeners | None,
+    http: HttpPort,
     agent: TcpListener | None = None,
 ) -> list[Handed]:
     """Return what a daemon hands over: each of its listening sockets."""
@@ -139,12 +138,11 @@ def handed_by(
         Handed(role, each.path, each.sock, each.lock_fd)
         for role, each in zip(roles, listener.all, strict=False)
     ]
-    address = config.http_address
-    if port is not None and address is not None:
-        names = [address.url, *(each.path for each in port.all[1:])]
+    if http.listeners is not None and http.url is not None:
+        names = [http.url, *(each.path for each in http.listeners.all[1:])]
         handed += [
             Handed("http", name, each.sock, each.lock_fd)
-            for name, each in zip(names, port.all, strict=True)
+            for name, each in zip(names, http.listeners.all, strict=True)
         ]
     if agent is not None:
         handed.append(Handed("agent", agent.path, agent.sock, agent.lock_fd))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -9,14 +10,23 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
+from uma_trio.cli.doctor import SelfReport, ask
 from uma_trio.cli.output import UNREACHABLE, USAGE, complain
 from uma_trio.cli.parser import Parameter
 from uma_trio.config.errors import ConfigError
 from uma_trio.sockets.address import LOCALHOST, Address
 
-DEFAULT_PORT = "8080"
+#: Tokens of context below which agents fail at once or forget what they do: what their documents ask for, or their first request has.
+_NEEDED: Final = {
+    "claude": 32_768,
+    "codex": 16_384,
+    "opencode": 16_384,
+    "goose": 16_384,
+    "qwen": 16_384,
+    "aider": 8192,
+}
 _NO_KEY = "none"  # clients refuse to start without any
 _OURS = ("UMA_HTTP", "UMA_HTTP_KEY_FILE", "UMA_CONFIG")
 _PATIENCE_S = 5.0
@@ -29,7 +39,7 @@ def launch(
     http: Annotated[
         str | None,
         Parameter(
-            help="The daemon's HTTP address; default 8080. Environment: UMA_HTTP.",
+            help="The daemon's HTTP address; by default the one that the running daemon says. Environment: UMA_HTTP.",
             metavar="[HOST:]PORT",
         ),
     ] = None,
@@ -48,11 +58,17 @@ def launch(
 
     others = {*settings.known_env()} - {*_OURS}
     env = {name: text for name, text in os.environ.items() if name not in others}
-    config = settings.load({"http": http, "http_key_file": http_key_file}, env)
-    if config.http_address is None:
-        config = settings.load({"http": DEFAULT_PORT, "http_key_file": http_key_file}, env)
+    given = {"http": http, "http_key_file": http_key_file}
+    config = settings.load(given, env)
+    running = SelfReport()
+    if "http" not in config.sources:
+        running = ask(config.socket)
+        config = settings.load({**_http_settings(running), **_given(given)}, env)
     address = config.http_address
-    if address is None or address.path:
+    if address is None:
+        complain("The daemon here serves no HTTP: start it with --http PORT.")
+        return UNREACHABLE
+    if address.path:
         complain(
             "Programs need a TCP port: start the daemon with --http PORT, not with a Unix socket."
         )
@@ -68,7 +84,40 @@ def launch(
         what = "another key" if config.http_key_file else "a key"
         complain(f"The daemon at {address.url} requires {what}: name its file by --http-key-file.")
         return USAGE
+    if (warning := short_context(program[0], address, more["OPENAI_API_KEY"])) is not None:
+        complain(warning)
     return _become(program, more)
+
+
+def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: text for name, text in flags.items() if text is not None}
+
+
+def _http_settings(running: SelfReport) -> dict[str, str]:
+    """Return where the running daemon serves HTTP, as it says itself; nothing if none runs."""
+    found = running.settings or {}
+    return {name: found[name] for name in ("http", "http_key_file") if name in found}
+
+
+def short_context(program: str, address: Address, key: str) -> str | None:
+    """Return a warning if a request of this program does not fit the daemon's context; None if it does, or if neither is known."""
+    needed = _NEEDED.get(Path(program).name)
+    if needed is None:
+        return None
+    connection = HTTPConnection(address.host, address.port, timeout=_PATIENCE_S)
+    try:
+        connection.request("GET", "/props", headers={"Authorization": f"Bearer {key}"})
+        found = json.load(connection.getresponse())["default_generation_settings"]["n_ctx"]
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
+        return None
+    finally:
+        connection.close()
+    if not isinstance(found, int) or found >= needed:
+        return None
+    return (
+        f"{program} begins with about {needed:,} tokens, and a request to this daemon may have {found:,}. Restart it with a larger "
+        "--n-ctx or fewer slots (--parallel), or with a model that was trained for more."
+    )
 
 
 def _become(program: tuple[str, ...], more: dict[str, str]) -> NoReturn:

@@ -111,11 +111,13 @@ def _show_file(path: Path, *, follow: bool) -> int:
 def files_of_service(env: Mapping[str, str], command: Path) -> dict[Path, bytes]:
     """Return what `install` writes, by path: systemd's units for the settings of this user's file."""
     from uma_trio.config import settings
+    from uma_trio.config.http import HTTP_AUTO
 
     named = {name: text for name, text in env.items() if name not in settings.known_env()}
     config = settings.load({}, named)
     folder = units_folder(env)
-    http = config.http_address
+    # No socket of systemd is made for the default port: if that is taken, the service would not start.
+    http = None if config.http == HTTP_AUTO else config.http_address
     try:
         units = systemd_units(
             command, http, config.drain_s, _written_to(config), environment_of_service(env)

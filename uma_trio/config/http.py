@@ -10,11 +10,14 @@ from pathlib import Path
 from attrs import frozen
 
 from uma_trio.config.option import option
-from uma_trio.sockets.address import Address, parse_address
+from uma_trio.sockets.address import LOCALHOST, Address, parse_address
 from uma_trio.words import MIB
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 HTTP_OFF = "off"
+HTTP_AUTO = "auto"
+#: llama-server's port, too.
+DEFAULT_PORT = 8080
 _HOST = re.compile(r"[^\s/:@\[\]?#]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://(?:{_HOST.pattern})(?::[0-9]{{1,5}})?")
 
@@ -24,6 +27,8 @@ def _http(raw: object) -> object:
     text = str(raw).strip()
     if raw is False or text.lower() in ("off", "false", "no"):
         return HTTP_OFF
+    if text.lower() == HTTP_AUTO:
+        return HTTP_AUTO
     parse_address(text)
     return text
 
@@ -31,6 +36,8 @@ def _http(raw: object) -> object:
 def _tcp(raw: object) -> object:
     """Read an address of a port, or ``off``."""
     text = _http(raw)
+    if text == HTTP_AUTO:
+        raise ValueError("a port: HAProxy's agent-check connects to PORT or HOST:PORT")
     if str(text).startswith("unix:"):
         raise ValueError("a port: HAProxy's agent-check connects to PORT or HOST:PORT")
     return text
@@ -116,11 +123,19 @@ class HttpConfig:
     """The settings of HTTP."""
 
     http: str = option(
-        "off",
+        HTTP_AUTO,
         read=_http,
+        shown_default="8080 of this machine",
         metavar="[HOST:]PORT",
-        help="Also serve the APIs of OpenAI, Anthropic, llama-server and Ollama over HTTP: on a port of this "
-        "machine, on HOST:PORT, or on a Unix socket, unix:PATH.",
+        help="Where the APIs of OpenAI, Anthropic, llama-server and Ollama and the page are served over HTTP: on a port of this "
+        "machine, on HOST:PORT, on a Unix socket, unix:PATH, or nowhere, off. By default on port 8080 of 127.0.0.1 and ::1; if that is "
+        "taken, a daemon on a terminal takes the next free port, and any other one serves no HTTP and says so.",
+    )
+    http_users: str = option(
+        "own",
+        choices=("own", "all"),
+        help="Which users of this machine may use a port of it without a key: own, the one that runs the daemon, by the kernel's word, "
+        "or all. Where the kernel does not tell (macOS), own means that a key is made, whose file the start names.",
     )
     http_key_file: Path | None = option(
         None,
@@ -201,5 +216,7 @@ class HttpConfig:
 
     @property
     def http_address(self) -> Address | None:
-        """Where HTTP is served; None if it is not."""
+        """Where HTTP is served, if the port is free; None if it is not."""
+        if self.http == HTTP_AUTO:
+            return Address(LOCALHOST, DEFAULT_PORT)
         return None if self.http == HTTP_OFF else parse_address(self.http)

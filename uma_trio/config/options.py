@@ -595,7 +595,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Speculative decoding": ("speculation",),
     "HTTP": (
-        "http", "http_key_file", "http_admin_key_file", "http_host", "http_origin", "http_strict",
+        "http", "http_users", "http_key_file", "http_admin_key_file", "http_host", "http_origin", "http_strict",
         "http_reasoning", "http_max_prompt_bytes", "http_max_connections", "http_trusted_proxy", "agent",
     ),
     "Logs and records": ("log_level", "trace", "scorecard", "scorecard_interval_s"),

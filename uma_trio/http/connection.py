@@ -224,7 +224,9 @@ class Connection:
                 return
             route = self._router.find(head)
             self._watches = route.watches
-            principal = guard.admit(head, self._settings, route.access, self._peer(head))
+            principal = guard.admit(
+                head, self._settings, route.access, self._peer(head), any_user=named
+            )
             works_for(program_of(principal, head.app))
             with self._holding_body():
                 # No variable here or in a caller holds the body: it is freed once it is decoded.

@@ -61,15 +61,20 @@ def enter(head: Head, settings: Settings, *, any_name: bool) -> Headers:
     return _check_page(head, settings)
 
 
-def admit(head: Head, settings: Settings, access: Access, peer: Principal) -> Principal:
-    """Check the key and the kind of the body; return whom the request is for.
+def admit(
+    head: Head, settings: Settings, access: Access, peer: Principal, *, any_user: bool = False
+) -> Principal:
+    """Check the key, the user and the kind of the body; return whom the request is for.
 
-    That is the key's principal if it gives one, else `peer`, whom the kernel names.
+    That is the key's principal if it gives one, else `peer`, whom the kernel names. It may be of `any_user` if it came by a Unix socket,
+    whose mode decides, or by a listed proxy.
 
     Raises:
         Fault: it may not come in.
     """
     principal = peer if access == "open" else _check_key(head, settings, peer)
+    if access != "open" and principal is peer and not any_user:
+        _check_user(settings, peer)
     if access in ("own", "operator") and "origin" in head.headers:
         raise Fault(403, "web pages may not use this endpoint", code="forbidden", closes=True)
     if access == "operator" and not principal.is_operator:
@@ -172,6 +177,17 @@ def _check_key(head: Head, settings: Settings, peer: Principal) -> Principal:
     if key is None:
         return peer
     return peer.holding(key, is_operator=key >= len(settings.keys))
+
+
+def _check_user(settings: Settings, peer: Principal) -> None:
+    if settings.own_user is not None and peer.uid != settings.own_user:
+        raise Fault(
+            403,
+            "only programs of the user that runs the daemon may use this port; start it with --http-users all, or with --http-key-file "
+            "and a key for this user",
+            code="forbidden",
+            closes=True,
+        )
 
 
 def _check_kind(head: Head) -> None:

@@ -33,7 +33,7 @@ class Settings:
     door; without any it is open to whoever can connect. `admin_keys` open it, too, and make an
     operator. With `strict` an unknown model is refused,
     and so is a field that would be ignored. `reasoning_fields` are what a chat's answer calls the
-    model's reasoning. `proxies` are the networks of proxies whose X-Forwarded-For is believed.
+    model's reasoning. Without `keys` only programs of the user `own_user` may come by a port, unless it is None. `proxies` are the networks of proxies whose X-Forwarded-For is believed.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -41,6 +41,7 @@ class Settings:
     proxies: tuple[Network, ...] = ()
     keys: tuple[bytes, ...] = field(default=(), repr=False)
     admin_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    own_user: int | None = None
     strict: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     max_prompt_bytes: int = 2 * MIB

@@ -314,7 +314,7 @@ def estimate(config: Config, *others: int) -> Estimate:
     from uma_trio.backend import llama_probe
 
     path = model_path(config)
-    config = config if config.n_ctx is not None else fit_to_memory(config).config
+    config = _fitted(config)
     question, kept = _asked(config, path, others)
     found = None if kept is None else recall_needs(kept)
     if found is None:
@@ -341,14 +341,20 @@ def try_computing(config: Config) -> None:
     """
     from uma_trio.backend import llama_probe
 
-    path = model_path(config)
-    config = config if config.n_ctx is not None else fit_to_memory(config).config
+    path, config = model_path(config), _fitted(config)
     question, kept = _asked(config, path, ())
     if kept is not None and recall_computing(kept):
         return
     llama_probe.try_computing(path, question)
     if kept is not None and _asked(config, path, ())[1] == kept:
         remember_computing(kept)
+
+
+def _fitted(config: Config) -> Config:
+    """Return the settings as they would be chosen now; an encoder has its own context."""
+    if config.n_ctx is not None or kind_of(config) != "text":
+        return config
+    return fit_to_memory(config).config
 
 
 def _asked(

@@ -7,6 +7,7 @@ without it ask, too.
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import socket
 import struct
@@ -89,6 +90,20 @@ def principal_of(sock: socket.socket, operator_uid: int) -> Principal:
     return Principal(
         connection=connection, host=str(ends.source), uid=uid, is_operator=uid == operator_uid
     )
+
+
+def tells_users() -> bool:
+    """Whether the kernel tells whose a connection to a port of this machine is: tried with one of our own."""
+    with socket.socket() as listening, socket.socket() as client:
+        try:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen(1)
+            client.connect(listening.getsockname())
+            accepted, _ = listening.accept()
+            with accepted:
+                return uid_of(ends_of(accepted)) == os.geteuid()
+        except OSError:
+            return False
 
 
 def is_gone(sock: socket.socket) -> bool:
