@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, NoReturn
 
-from uma_trio.cli.doctor import SelfReport, ask
+from uma_trio.cli.attempt import answer_of
 from uma_trio.cli.output import UNREACHABLE, USAGE, complain
 from uma_trio.cli.parser import Parameter
 from uma_trio.config.errors import ConfigError
@@ -60,10 +60,8 @@ def launch(
     env = {name: text for name, text in os.environ.items() if name not in others}
     given = {"http": http, "http_key_file": http_key_file}
     config = settings.load(given, env)
-    running = SelfReport()
     if "http" not in config.sources:
-        running = ask(config.socket)
-        config = settings.load({**_http_settings(running), **_given(given)}, env)
+        config = settings.load({**_http_settings(config.socket), **_given(given)}, env)
     address = config.http_address
     if address is None:
         complain("The daemon here serves no HTTP: start it with --http PORT.")
@@ -93,9 +91,10 @@ def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
     return {name: text for name, text in flags.items() if text is not None}
 
 
-def _http_settings(running: SelfReport) -> dict[str, str]:
+def _http_settings(socket: Path) -> dict[str, str]:
     """Return where the running daemon serves HTTP, as it says itself; nothing if none runs."""
-    found = running.settings or {}
+    overview = answer_of(socket, lambda client: client.overview())
+    found = {} if overview is None else overview.settings or {}
     return {name: found[name] for name in ("http", "http_key_file") if name in found}
 
 
