@@ -83,7 +83,7 @@ def test_the_table_of_the_policys_stages_is_that_of_its_pipeline() -> None:
     """Their names in order, and the module of each."""
     from uma_trio.policy.deadline import deadline
 
-    table = (ROOT / "docs/POLICY.md").read_text().partition("## The stages")[2]
+    table = (ROOT / "docs/internals/policy.md").read_text().partition("## The stages")[2]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table.partition("\n## ")[0], re.MULTILINE)
     stages = deadline.stages
     assert [name for name, _ in rows] == list(stages)

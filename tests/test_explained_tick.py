@@ -1,4 +1,4 @@
-"""The tick that docs/POLICY.md explains by hand is planned as it says."""
+"""The tick that docs/internals/policy.md explains by hand is planned as it says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan(traced: TracedTick) -> Plan:
 @pytest.fixture
 def section() -> str:
     """Return what the document says of it."""
-    page = (ROOT / "docs" / "POLICY.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "internals" / "policy.md").read_text(encoding="utf-8")
     return page.split("## One tick, by hand")[1].split("\n## ")[0]
 
 

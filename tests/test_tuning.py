@@ -62,8 +62,8 @@ def test_a_tick_of_a_trace_does_not_repeat_the_constants() -> None:
 
 
 def test_each_constant_says_what_it_is_and_is_in_the_table() -> None:
-    """docs/POLICY.md tells of each what halving and doubling it moves."""
-    text = (ROOT / "docs" / "POLICY.md").read_text(encoding="utf-8")
+    """docs/internals/policy.md tells of each what halving and doubling it moves."""
+    text = (ROOT / "docs" / "internals" / "policy.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \|", text.split("## Constants")[1], re.MULTILINE)
     assert listed == [field.name for field in fields(Tuning)]
 

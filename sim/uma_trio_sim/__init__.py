@@ -17,6 +17,6 @@ run to the last bit. ::
     world.run(10.0)  # virtual seconds
     print(max(reader.itl))
 
-``uma-trio simulate`` compares policies this way; docs/SIMULATION.md says what its columns mean and
+``uma-trio simulate`` compares policies this way; docs/internals/testing.md says what its columns mean and
 what the simulation leaves out.
 """

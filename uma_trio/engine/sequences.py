@@ -31,7 +31,7 @@ from uma_trio.text.stream import TokenText
 from uma_trio.words import Awaits, Lane
 
 # A background request reserves its prompt and this part of what it may generate; the rest it
-# takes while there is room, and gives back by being preempted (docs/SCHEDULER.md).
+# takes while there is room, and gives back by being preempted (docs/internals/design.md).
 BACKGROUND_SHARE = 4
 
 NO_SLOT = -1  # a backend refuses it, so that a sequence without a slot does no harm

@@ -16,7 +16,7 @@ from uma_trio.policy.state import MOMENT_S, SchedulerState, SequenceView
 from uma_trio.words import Lane
 
 # A wait that a person hardly notices is not worth a chunk, and neither is one more than half done.
-# Interrupted, a CPU is back after about 12 ms (docs/SCHEDULER.md), so 50 ms are worth it. In the second half
+# Interrupted, a CPU is back after about 12 ms (docs/internals/design.md), so 50 ms are worth it. In the second half
 # of a tick the wait must be longer than clients hardly notice.
 LONG_S, LATE_S, HALF = 0.050, 2 * MOMENT_S, 0.5
 

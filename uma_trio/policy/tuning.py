@@ -1,7 +1,7 @@
 """The constants of the deadline policy and of the cost model's learning, as one value.
 
 The cost model carries it (:attr:`uma_trio.policy.cost.CostModel.tuning`), and a trace has it in its header. So a
-tick is planned again with the constants that it was planned with, whatever today's are. docs/POLICY.md
+tick is planned again with the constants that it was planned with, whatever today's are. docs/internals/policy.md
 has a table of what moved when each of them was halved and doubled in simulations.
 
 No tuning: what the contract promises (:class:`uma_trio.policy.state.Contract`), what is a fact of kernels,
