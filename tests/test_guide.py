@@ -113,9 +113,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     env = {**environment(), "PATH": programs(folder), "UMA_SOCK": str(folder / "s")}
-    words = ["bash", "-c", f"exec {command.strip().replace(PORT, port)}"]
+    words = ["bash", "-c", f"exec {command.strip()}"]
     with subprocess.Popen(
-        words, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        words,
+        env={**env, "UMA_HTTP": port},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as daemon:
         try:
             assert daemon.stdout is not None
@@ -181,14 +186,15 @@ def models_of_a_person(folder: Path, *, embedder: bool) -> None:
 def test_a_daemon_that_a_block_starts_answers(block: Block, tmp_path: Path) -> None:
     """Each line as a person types it; a daemon is asked once, and stopped before the next, or before its trace is read."""
     models_of_a_person(tmp_path, embedder="embedder" in block.words)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     env = {
         **environment(),
         "HOME": str(tmp_path),
         "PATH": programs(tmp_path),
         "UMA_SOCK": str(tmp_path / "s"),
+        "UMA_HTTP": port,
     }
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
     daemon = None
     try:
         for line in block.text.splitlines():
@@ -239,6 +245,13 @@ def test_the_guide_is_mostly_tried() -> None:
     """Or the tests above would be about nothing."""
     assert len(TRIED) + len(SERVES) >= 14
     assert {block.language for block in TRIED} == {"sh", "python", "js"}
+
+
+def test_a_newcomer_reads_little() -> None:
+    """A page of a few minutes, and a guide of an hour."""
+    words = {document: len(text.split()) for document, text in DOCUMENTS.items()}
+    assert words.pop("README.md") <= 900
+    assert sum(words.values()) <= 8700
 
 
 def commands(document: str) -> Iterator[list[str]]:

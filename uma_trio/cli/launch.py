@@ -28,7 +28,7 @@ _NEEDED: Final = {
     "aider": 8192,
 }
 _NO_KEY = "none"  # clients refuse to start without any
-_OURS = ("UMA_HTTP", "UMA_HTTP_KEY_FILE", "UMA_CONFIG")
+_OURS = ("UMA_SOCKET", "UMA_SOCK", "UMA_HTTP", "UMA_HTTP_KEY_FILE", "UMA_CONFIG")
 _PATIENCE_S = 5.0
 _NO_PROXY = ("NO_PROXY", "no_proxy")
 _LOOPBACK = (LOCALHOST, "localhost", "::1")
