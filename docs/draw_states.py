@@ -1,4 +1,4 @@
-"""Draw the parts of PROTOCOL.md that are declared in code: states, codes and fields.
+"""Draw the parts of docs/reference/protocol.md that are declared in code: states, codes and fields.
 
 python docs/draw_states.py            write them between their markers
 python docs/draw_states.py --check    exit 1 if that would change anything
@@ -20,7 +20,7 @@ from uma_protocol.states import INITIAL, TABLES, State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DOCUMENT = pathlib.Path(__file__).parent / "PROTOCOL.md"
+DOCUMENT = pathlib.Path(__file__).parent / "reference" / "protocol.md"
 _BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -105,7 +105,9 @@ def render(text: str) -> str:
 
 def main() -> int:
     """Write or check the document."""
-    parser = argparse.ArgumentParser(description="Draw the generated parts of PROTOCOL.md.")
+    parser = argparse.ArgumentParser(
+        description="Draw the generated parts of the protocol reference."
+    )
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
     options = parser.parse_args()
     text = DOCUMENT.read_text(encoding="utf-8")

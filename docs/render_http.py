@@ -1,4 +1,4 @@
-"""Write the tables of docs/HTTP.md from where endpoints and fields are declared.
+"""Write the tables of docs/reference/http.md from where endpoints and fields are declared.
 
 python docs/render_http.py            writes them
 python docs/render_http.py --check    says whether they are stale, and exits with 1 if so
@@ -27,7 +27,7 @@ from uma_trio.api.openai.completions import Completions
 from uma_trio.api.responses.endpoint import Responses
 from uma_trio.api.routes import ROUTES
 
-PAGE = Path(__file__).resolve().parent / "HTTP.md"
+PAGE = Path(__file__).resolve().parent / "reference" / "http.md"
 
 #: The columns of the matrix: a letter for each endpoint of text, in the order of the page.
 TEXT: Mapping[str, Sequence[BodySpec[Any]]] = {
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
     new = rendered(old)
     if arguments == ["--check"]:
         if old != new:
-            sys.stderr.write("docs/HTTP.md is stale; run `make docs` and commit it.\n")
+            sys.stderr.write("docs/reference/http.md is stale; run `make docs` and commit it.\n")
         return int(old != new)
     PAGE.write_text(new, encoding="utf-8")
     return 0

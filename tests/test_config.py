@@ -353,7 +353,7 @@ def test_describe_says_everything_in_words() -> None:
 
 
 def test_every_option_is_under_one_heading() -> None:
-    """The help and CONFIG.md show them by heading; one without would not be shown."""
+    """The help shows them by heading; one without would not be shown."""
     shown = [item.name for items in grouped().values() for item in items]
     assert sorted(shown) == sorted(item.name for item in OPTIONS)
     assert {*shown} >= ESSENTIAL

@@ -12,7 +12,7 @@ LIST = tomllib.loads((ROOT / "scripts/foreign_server_tests.toml").read_text(enco
 
 def test_every_difference_is_a_row_of_the_document() -> None:
     """By its topic, the first cell."""
-    text = (ROOT / "docs/HTTP.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/http.md").read_text(encoding="utf-8")
     (section,) = re.findall(
         r"^## Where llama-server differs\n(.*?)^## ", text, re.MULTILINE | re.DOTALL
     )

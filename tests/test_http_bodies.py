@@ -105,7 +105,7 @@ def test_every_endpoint_has_its_bounds_and_this_meter() -> None:
     """Whoever adds a path that takes a body adds it here and to the table of bounds."""
     taking = {route.path for route in ROUTES if route.method not in ("GET", "HEAD")}
     assert taking == {*ENDPOINTS, *_READ_NONE}
-    document = Path(__file__, "../../docs/HTTP.md").resolve().read_text()
+    document = Path(__file__, "../../docs/reference/http.md").resolve().read_text()
     table = document.partition("<!-- bounds -->")[2].partition("<!-- end bounds -->")[0]
     assert set(re.findall(r"`(/[a-z/_-]+)`", table)) == set(ENDPOINTS)
 

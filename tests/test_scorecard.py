@@ -72,7 +72,7 @@ class Machine:
 
 
 def test_a_line_has_the_columns_that_are_declared() -> None:
-    """Nothing is written that docs/METRICS.md does not explain."""
+    """Nothing is written that `uma-trio help metrics` does not explain."""
     line = Machine().passes(6)
     assert line is not None
     assert set(line) == set(COLUMNS)

@@ -1,4 +1,4 @@
-"""PROTOCOL.md: what is drawn in it is fresh, what it names exists, and its client works."""
+"""docs/reference/protocol.md: what is drawn in it is fresh, what it names exists, and its client works."""
 
 import ast
 import contextlib
@@ -16,7 +16,7 @@ from uma_protocol.requests import BY_TYPE
 from uma_protocol.schema import fields_of
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "PROTOCOL.md"
+DOCUMENT = ROOT / "docs" / "reference" / "protocol.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", TEXT)))
 RULES = re.findall(r"^\d+\. .*?(?=^\d+\. |^\n(?=\S)|^#|\Z)", TEXT, re.DOTALL | re.MULTILINE)

@@ -44,7 +44,7 @@ Things worth knowing when reading the tables:
   may say FATAL once, as its last word. Once, because its mirror of the client has no such cell in
   ERROR: that client has been told.
 
-The diagrams in docs/PROTOCOL.md are drawn from these tables by docs/draw_states.py.
+The diagrams in docs/reference/protocol.md are drawn from these tables by docs/draw_states.py.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class Watcher:
 
 
 def _column(tick: TickRecord, seen: Container[int]) -> list[Any]:
-    """Return a tick as numbers: see docs/HTTP.md.
+    """Return a tick as numbers: see docs/reference/http.md.
 
     Number, milliseconds it took, predicted, allowed and for the readers alone, rows of ballast, whether others'
     requests had a part, of each request that is seen [handle, tokens, guesses, 1 for a prompt], and the milliseconds

@@ -36,7 +36,12 @@ A model takes `load` (start, on-demand, explicit), `ttl`, `pin`, `hidden`, `alia
 METRICS_HEAD = """\
 Metrics of the daemon: `uma-trio metrics --all`, `--json` and `--prometheus`, and GET /metrics. Each has its name in \
 JSON and, if it differs, its name in Prometheus' text after uma_ (- if there is none, since a scraper computes it). \
-There times are in seconds and sizes in bytes. A value that is not known yet is null."""
+There times are in seconds and sizes in bytes. A value that is not known yet is null. A histogram in JSON is an object \
+with count, sum, mean, p50, p95, p99 (accurate to 1 %), max and cumulative buckets.
+
+With several models, metrics have the label `model`, and JSON has them in `models`. The Prometheus text also has \
+llama-server's names (llamacpp:) and those of vLLM's routers (vllm:). Only operators see counts of tokens, cells and \
+batches, since their differences are lengths of requests."""
 
 
 def show_help(
@@ -120,12 +125,12 @@ def metric_lines() -> Iterator[str]:
 
 def _wrapped(text: str, indent: str = "") -> Iterator[str]:
     width = min(_WIDEST, shutil.get_terminal_size().columns)
-    for paragraph in text.split("\n\n"):
+    for n, paragraph in enumerate(text.split("\n\n")):
+        if n:
+            yield ""
         if paragraph.startswith(" "):
             yield from paragraph.splitlines()
         else:
             yield from textwrap.wrap(
                 paragraph, width, initial_indent=indent, subsequent_indent=indent
             )
-        if "\n\n" in text:
-            yield ""

@@ -1,6 +1,6 @@
 """Every metric, declared once: its names, type, unit, meaning, and what an operator does with it.
 
-``uma-trio metrics``, the JSON, the Prometheus text, the scorecard and docs/METRICS.md follow from here.
+``uma-trio metrics``, the JSON, the Prometheus text, the scorecard and `uma-trio help metrics` follow from here.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ parked_sessions | gauge | requests | num_requests_parked | Requests whose reader
 queue_ms | histogram | ms | request_queue_time_seconds | Arrival to slot. | As `queued_sessions`.
 requests_total{outcome} | counter | requests | requests_total | Ended requests. | Alert on the rate of `error`.
 errors_total{code} | counter of the daemon | events | errors_total | Errors sent to clients; `accept`:
-    connections not accepted. | Codes: docs/PROTOCOL.md; for `accept` raise `ulimit -n`.
+    connections not accepted. | Codes are those of error messages; for `accept` raise `ulimit -n`.
 preemptions_total | counter | requests | num_preemptions_total | Running requests that lost their slot. | If
     frequent, raise `--n-ctx`.
 kv_cells_used | gauge | cells | kv_cells_used | KV cells with a token. | Near `kv_cells_total`, raise `--n-ctx`.
