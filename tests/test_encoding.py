@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from encoder_kit import PART_S, FakeEncoder, vector_of
+from engine_kit import Doze
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from uma_trio.backend.base import IntArray
 from uma_trio.engine.encoder import BATCH_TOKENS, EncoderEngine, Encodings
 from uma_trio.engine.inbox import Inbox
 from uma_trio.engine.messages import Encode, Encoded, Explain, Inspect, Prefix, StopEncoding
+from uma_trio.machine.machine import Machine
 from uma_trio.observe.records import Wait
 
 
@@ -200,8 +202,42 @@ def test_questions_to_an_encoder_are_answered() -> None:
     inbox.put(Inspect(found.append, -1))
     inbox.put(Explain(found.append, None, 5))
     inbox.put(Prefix(found.append, lambda _namespace: True))
-    engine.publish()
+    engine.claim(0.0)
     snapshot, recorded, prefixes = found
     assert [each.handle for each in snapshot.requests] == [7]
     assert [each.handle for each in recorded.requests] == [7]
     assert (prefixes.budget, prefixes.namespaces) == (0, ())
+
+
+class _Interrupted(EncoderEngine):
+    """A request comes once, when the engine has just said that it has nothing to compute."""
+
+    late: Encode | None = None
+
+    def interrupt(self) -> None:
+        late, self.late = self.late, None
+        if late is not None:
+            self.inbox.put(late)
+
+
+def test_a_request_that_comes_while_another_model_is_asked_is_not_left_until_the_next_one() -> None:
+    """The machine does not ask a work again that had nothing to compute, unless a message came since."""
+    sleeps = list[float | None]()
+
+    def sleep(seconds: float | None) -> bool:
+        sleeps.append(seconds)
+        if seconds is None or len(sleeps) > 20:
+            machine.close()
+        return False
+
+    machine, answers = Machine(Doze(sleep), Clock()), list[Encoded]()
+    for engine in [
+        _Interrupted(
+            queue(FakeEncoder()), Inbox(8, bell=machine.bell), lambda call: call(), Clock()
+        )
+        for _ in range(2)
+    ]:
+        engine.late = asked(answers, 1, [tokens(8)])
+        machine.add(engine)
+    machine.run()
+    assert len(answers) == 2

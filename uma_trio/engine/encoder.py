@@ -346,7 +346,7 @@ class EncoderEngine:
         """Do nothing: the time of each part is measured by itself."""
 
     def publish(self) -> None:
-        self._take_in()
+        """Do nothing: results are posted at once, and only `claim` and `advance` may take in what comes."""
 
     def close(self) -> None:
         self.inbox.close()
