@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from backend_kit import feed, text
 
 from models.synthetic import write_model
 from uma_trio.backend import _llama_parts
+from uma_trio.backend._llama_binding import llama
+from uma_trio.backend._llama_load import load_model
 from uma_trio.backend.base import DecodeStatus, FloatArray
 from uma_trio.backend.llama import LlamaBackend
 
@@ -127,6 +130,31 @@ def test_a_backend_is_closed_within_a_decode(tiny: Path, monkeypatch: pytest.Mon
     begin(backend, LONG)
     assert backend.advance_decode(0.0) is None
     backend.close()
+
+
+def test_a_call_that_cannot_be_aborted_is_computed_to_its_end_where_others_want_to_stop_it(
+    tiny: Path,
+) -> None:
+    """Of ggml's backends only some ask whether to go on. Nobody waits in the last part for what is wanted."""
+    parts, nodes = _llama_parts.GraphParts("test"), list[int]()
+
+    def call() -> int:
+        for node in range(5):
+            if parts.callback(None, True, None):
+                nodes.append(node)
+                parts.callback(None, False, None)
+        return 0
+
+    model = load_model(tiny, gpu_layers=0)
+    context = llama.llama_init_from_model(model.pointer, llama.llama_context_default_params())
+    parts.begin(call, np.full(5, 1.0), 0.5)
+    assert parts.advance(0.0, lambda: True) is None
+    closing = threading.Thread(target=parts.close, args=(context,), daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert nodes == [0, 1, 2, 3, 4]
+    llama.llama_free(context)
 
 
 def test_short_decodes_have_no_callback(tiny: Path) -> None:

@@ -106,6 +106,7 @@ class GraphParts:
         if self.is_running:
             lib.set_abort_callback(context, lib.strlen, ctypes.addressof(self._flag))
             self._flag[0] = b"x"
+            self._is_wanted = bool  # some of ggml's backends do not ask whether to go on
             self._resume(math.inf)
             self._flag[0] = b"\0"
             lib.set_abort_callback(context, None, None)
