@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
-from uma_trio.backend.base import Adapter
+from uma_trio.app.build import Builder
+from uma_trio.backend.base import Adapter, ModelError
 from uma_trio.config.adapters import AdapterSpec, adapter_spec
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.config.settings import load
+from uma_trio.engine.outlet import Outlet
+from uma_trio.machine.background import BackgroundScheduler
+from uma_trio.machine.bell import Bell
 from uma_trio.models.model import Model
 from uma_trio.models.names import adapters_by_list, adapters_by_name, find_by_name, variant_suffix
 from uma_trio.models.refusal import Refusal
+from uma_trio.observe.figures import EncodingFigures
+from uma_trio.policy.deadline import deadline
 
 KNOWN = (Adapter("polite", Path("p.gguf"), 1.0), Adapter("terse", Path("t.gguf"), 0.5))
 POLITE, TERSE = KNOWN
@@ -178,3 +186,19 @@ def test_the_name_of_a_file_stays_a_name(tmp_path: Path) -> None:
     named = model(("a", "b"), ("file",))
     assert (named.names, named.configured_names) == (("a", "b", "file"), ("a", "b"))
     assert model((), ("file",)).names == ("file",)
+
+
+async def test_a_variant_is_never_loaded_without_its_adapters() -> None:
+    """Its base may die after a variant was found to have room: then it is not loaded at all."""
+    held, base = ExitStack(), Model(Config(alias=("base",)))
+    variant = Model(evolve(base.config, is_variant=True), base=base, adapters=(POLITE,))
+    builder = Builder(
+        deadline,
+        Bell(),
+        Outlet(lambda call: call()),
+        float,
+        BackgroundScheduler(float),
+        EncodingFigures(),
+    )
+    with held, pytest.raises(ModelError, match="base, which it is a variant of, has stopped"):
+        await builder.build(variant, held, None)

@@ -195,8 +195,10 @@ class Builder:
 
     def _read_text(self, model: Model, neighbour: Neighbour | None) -> Backend:
         """Read a model's file, or make a variant's context on the weights of its base."""
-        base = None if model.base is None else model.base.text
-        if base is not None and base.backend is not None:
+        if model.base is not None:
+            base = model.base.text
+            if base is None or base.backend is None:  # its engine has died meanwhile
+                raise ModelError(f"{model.base.names[0]}, which it is a variant of, has stopped.")
             return base.backend.variant(model.adapters)
         return load_backend(
             model.config,
