@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import trio
+from attrs import evolve
 from models_kit import GIB, LOAD_S, PROBE_S, managed
 from trio.testing import MockClock
 
 from uma_trio.backend.base import ModelError
+from uma_trio.backend.gguf_header import read_header
 from uma_trio.config.options import Config
+from uma_trio.models.fit import DEVICE_MARGIN
+from uma_trio.models.host import Host
 from uma_trio.models.manager import RETRY_S, has_several_contexts
 from uma_trio.models.model import Model
 from uma_trio.models.refusal import Refusal
@@ -682,3 +686,54 @@ def test_a_model_with_adapters_has_several_contexts_that_stop_for_one_anothers_r
     """A variant is computed beside its model."""
     models = [Model(Config(alias=(name,), lora=lora)) for name in names]
     assert has_several_contexts(models) is several
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+async def test_a_model_that_is_loaded_later_has_the_context_that_it_would_have_had_first(
+    on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """What the loaded ones have is no less room for it, though nothing has been estimated."""
+    pytest.importorskip("gguf")
+    from models.synthetic import write_model
+
+    files = [write_model(tmp_path / f"{name}.gguf", name=name) for name in "ab"]
+    weights, kv = read_header(files[0]).size_bytes, 8 * 1024 * 512
+    free = [2 * weights + (DEVICE_MARGIN + 2 * kv if on_gpu else 4 * kv)]
+    monkeypatch.setattr("uma_trio.models.files._uses_gpu", lambda _config: on_gpu)
+    monkeypatch.setattr("uma_trio.backend._llama_lib.free_device_memory", lambda: free[0])
+    monkeypatch.setattr("uma_trio.models.files.available_memory", lambda: free[0])
+    one, two = [Model(Config(model=each)) for each in files]
+    host = Host()
+    first = host.fit(one, [one, two])
+    assert first.config.n_ctx == 8 * 1024
+    async with managed(2 * GIB) as models:
+        await models.ask("a")
+        one.config, one.loaded = first.config, models.model("a").loaded
+        assert one.loaded is not None
+        one.loaded.facts = evolve(one.loaded.facts, size_bytes=weights, cell_bytes=512)
+        free[0] -= weights + kv if on_gpu else kv
+        assert host.fit(two, [one, two]).config.n_ctx == first.config.n_ctx
+
+
+async def test_an_engine_may_die_after_the_manager_has_ended() -> None:
+    """As where the daemon is cancelled within a tick. Nothing is loaded again then."""
+    async with managed(2 * GIB) as models:
+        await models.ask("a")
+    models.die("a")
+    assert "broke" in str(models.manager.died)
+
+
+async def test_an_engine_that_cannot_end_its_requests_ends_no_other_model(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with managed(4 * GIB) as models:
+        await models.ask("a")
+        await models.ask("b")
+
+        def fail_all(_engine: object, _code: str, _message: str) -> None:
+            raise RuntimeError("it is broken")
+
+        monkeypatch.setattr("models_kit.StubEngine.fail_all", fail_all)
+        models.die("a")
+        await trio.sleep(1.0)
+        assert models.loaded == ["b"]

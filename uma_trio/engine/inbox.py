@@ -13,6 +13,7 @@ from typing import Protocol
 
 from uma_trio.engine.messages import InboxMessage, Submit
 from uma_trio.machine.bell import Bell
+from uma_trio.observe import log
 
 
 class QueueFull(Exception):
@@ -150,7 +151,10 @@ def bury(engine: Failing, error: Exception, message: str) -> EngineDied:
     Called on trio's thread, when the engine is computed no more.
     """
     engine.inbox.close()
-    engine.fail_all("E_RUNTIME_004", message)
+    try:
+        engine.fail_all("E_RUNTIME_004", message)
+    except Exception as failed:  # on trio's thread it would end all models
+        log.get("engine").error("not every request was ended", exc_info=failed)
     died = EngineDied(f"the engine has stopped: {type(error).__name__}: {error}")
     died.__cause__ = error
     return died

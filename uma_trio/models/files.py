@@ -240,10 +240,12 @@ class Fitted:
     largest_n_ctx: int = 0
 
 
-def fit_to_memory(config: Config, peers: Sequence[Config] = (), held: int = 0) -> Fitted:
+def fit_to_memory(
+    config: Config, peers: Sequence[Config] = (), held: Sequence[Needs] = ()
+) -> Fitted:
     """Choose what `config` leaves open: context, slots, and which experts stay off the GPU.
 
-    `peers` are all configured models of the daemon, which share the memory; `held` are bytes that those of them hold that are loaded.
+    `peers` are the other configured models of the daemon, which share the memory; `held` is what those of them have that are loaded.
 
     Raises:
         ModelError: the file cannot be read.
@@ -252,11 +254,12 @@ def fit_to_memory(config: Config, peers: Sequence[Config] = (), held: int = 0) -
 
     header = llama_probe.header(model_path(config))
     memory = _free_memory(config, held)
-    weights = header.size_bytes + sum(_file_size(each) for each in peers if each is not config)
+    writing = [each for each in peers if each is not config and known_kind(each) == "text"]
+    sharing = writing if memory.on_device else peers  # encoders compute on the CPU
+    weights = header.size_bytes + sum(_file_size(each) for each in sharing if each is not config)
     if weights > memory.free * 0.9:  # they take turns
         weights = header.size_bytes
-    texts = 1 + sum(each is not config and each.model_gives in (None, "text") for each in peers)
-    shares = texts * (1 + (config.lora_contexts if config.lora else 0))
+    shares = (1 + len(writing)) * (1 + (config.lora_contexts if config.lora else 0))
     experts = expert_bytes_by_layer(header) if memory.on_device else ()
     cell = kv_bytes(header, 1024, kv_type_name(config.kv_type)) / 1024
     moved = config.n_cpu_moe
@@ -287,15 +290,15 @@ def _uses_gpu(config: Config) -> bool:
         return False
 
 
-def _free_memory(config: Config, held: int) -> Memory:
+def _free_memory(config: Config, held: Sequence[Needs]) -> Memory:
     if _uses_gpu(config) and config.gpu_layers < 0:
         from uma_trio.backend import _llama_lib  # slow to import
 
         free = _llama_lib.free_device_memory()
         if free is not None:
-            return Memory(free + held, on_device=True)
-    free = available_memory()
-    return Memory(UNKNOWN_ROOM if free is None else free + held)
+            return Memory(free + sum(each.device for each in held), on_device=True)
+    free = available_memory()  # mapped weights count as free: the kernel can drop them
+    return Memory(UNKNOWN_ROOM if free is None else free + sum(each.private for each in held))
 
 
 def _file_size(config: Config) -> int:

@@ -18,6 +18,7 @@ from uma_trio.backend.needs import Estimate, Needs
 from uma_trio.config.hardware import give_memory_back
 from uma_trio.config.options import Config
 from uma_trio.models import files
+from uma_trio.models.loaded import LoadedModel
 from uma_trio.models.model import Model
 
 Result = TypeVar("Result")
@@ -76,9 +77,9 @@ class Host:
             base = model.base.config
             config = evolve(model.config, n_ctx=base.n_ctx, parallel=base.parallel)
             return files.Fitted(evolve(config, n_cpu_moe=base.n_cpu_moe))
-        held = sum(each.size for each in peers if each.loaded is not None and each is not model)
-        configs = [each.configured for each in peers if each is not model]
-        return files.fit_to_memory(model.configured, configs, held)
+        others = [each for each in peers if each is not model]
+        held = [_held(each, each.loaded) for each in others if each.loaded is not None]
+        return files.fit_to_memory(model.configured, [each.configured for each in others], held)
 
     def estimate(self, config: Config) -> Estimate:
         """Return what memory a model takes. Raises :class:`ModelError`."""
@@ -138,3 +139,12 @@ class Host:
             weights = facts.weight_bytes if model.base is None else 0
             needs = Needs(n_ctx, int(weights), 0, int(facts.cell_bytes * n_ctx), 0)
             return Estimate(needs)
+
+
+def _held(model: Model, loaded: LoadedModel) -> Needs:
+    """Return what a loaded model has; if it was not estimated, its weights and its KV cache, wherever they are."""
+    if model.estimate is not None:
+        return model.estimate.needs
+    size, kv = loaded.facts.size_bytes, int(loaded.facts.cell_bytes * model.n_ctx)
+    on_device = size + kv if loaded.kind == "text" else 0
+    return Needs(model.n_ctx, own=0, mapped=size, kv=kv, compute=0, device=on_device)

@@ -234,16 +234,19 @@ class ModelManager:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Load what is requested and unload what is idle, until cancelled. Memory that is being freed is freed to the end."""
-        async with trio.open_nursery() as self._nursery:
-            task_status.started()
-            while True:
-                await trio.sleep(_POLL_S)
-                for model in tuple(self.models):
-                    ttl_s = model.ttl_s
-                    if model.is_in_use:
-                        model.touch()
-                    elif ttl_s is not None and trio.current_time() - model.used_at >= ttl_s:
-                        await self.unload(model)
+        try:
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                while True:
+                    await trio.sleep(_POLL_S)
+                    for model in tuple(self.models):
+                        ttl_s = model.ttl_s
+                        if model.is_in_use:
+                            model.touch()
+                        elif ttl_s is not None and trio.current_time() - model.used_at >= ttl_s:
+                            await self.unload(model)
+        finally:
+            self._nursery = None  # an engine may still die
 
     def stop(self) -> None:
         """Load nothing from now on: a load that goes on ends without its engine, and waiters are refused."""
