@@ -51,7 +51,7 @@ async function told(title, work) {
       await work(signalOf(token));
     } catch (error) {
       if (token.isCancellationRequested) return;
-      const why = error.cause?.code === "ECONNREFUSED" ? "no daemon answers; start one with uma-trio serve --http 8080" : error.message;
+      const why = error.cause?.code === "ECONNREFUSED" ? "no daemon answers; start one with uma-trio serve" : error.message;
       vscode.window.showErrorMessage(`uma-trio: ${why}`);
     }
   });
