@@ -956,3 +956,14 @@ async def test_the_only_model_stays_loaded(autojump_clock: MockClock, path: str)
         answer = await daemon.ask("POST", path, asked, Authorization="Bearer k")
         assert answer.status == 400
         assert "stays loaded" in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/load", "/unload"])
+async def test_the_only_model_is_loaded_and_unloaded_by_its_name_alone(
+    autojump_clock: MockClock, path: str
+) -> None:
+    """Requests may name any model, but an operator who names another one means another one."""
+    async with http_house(admin_keys=(b"k",)) as daemon:
+        answer = await daemon.ask("POST", path, {"model": "faek"}, Authorization="Bearer k")
+        assert answer.status == 404
+        assert "did you mean fake?" in answer.error["message"]

@@ -32,6 +32,10 @@ _BATCH = Meant(
     "", "The policy chooses the size of each batch; --tick-budget-ms bounds the time of one."
 )
 
+_REQUEST = Meant(
+    "",
+    "Each request sets it; `defaults` of a model are for those that do not: `uma-trio help config`.",
+)
 _STAYS = Meant("", "The model stays in memory until the daemon stops.")
 
 SERVE: Mapping[str, Meant] = _named(
@@ -81,6 +85,10 @@ SERVE: Mapping[str, Meant] = _named(
         ),
         ("--timeout -to", Meant("", "A request ends with its client; --idle-timeout is ours.")),
         ("--keep-alive --keepalive", _STAYS),
+        (
+            "--temp --temperature --top-k --top-p --min-p --seed --repeat-penalty --presence-penalty",
+            _REQUEST,
+        ),
     )
 )
 
@@ -123,8 +131,9 @@ def suggestion(verb: str, flag: str, arguments: Sequence[str]) -> str:
 
     The value that follows the flag in `arguments` is written behind ours, to be copied.
     """
-    name, _, behind = flag.partition("=")
-    meant = TABLES.get(verb, {}).get(name)
+    table = TABLES.get(verb, {})
+    name, _, behind = _whole(flag, arguments, table).partition("=")
+    meant = table.get(name)
     if meant is None:
         return ""
     value = ""
@@ -134,6 +143,17 @@ def suggestion(verb: str, flag: str, arguments: Sequence[str]) -> str:
     if not meant.flag:
         return meant.why.replace("{}", quoted or "NAME")
     return f"Use {meant.flag} {quoted}".rstrip() + f": {meant.why}"
+
+
+def _whole(flag: str, arguments: Sequence[str], table: Mapping[str, Meant]) -> str:
+    """Return the argument that a flag of one letter is the beginning of: -ngl, which click reads as -n -g -l."""
+    if len(flag) != 2:
+        return flag
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if name.startswith("-") and not name.startswith("--") and flag[1] in name and name in table:
+            return argument
+    return flag
 
 
 def model_hint(verb: str, words: Sequence[str]) -> str:

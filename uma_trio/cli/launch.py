@@ -17,6 +17,7 @@ from uma_trio.cli.output import UNREACHABLE, USAGE, complain
 from uma_trio.cli.parser import Parameter
 from uma_trio.config.errors import ConfigError
 from uma_trio.sockets.address import LOCALHOST, Address
+from uma_trio.words import nearest
 
 #: Tokens of context below which agents fail at once or forget what they do: what their documents ask for, or their first request has.
 _NEEDED: Final = {
@@ -75,7 +76,8 @@ def launch(
         complain(f"No daemon at {address.url}: {why}")
         return UNREACHABLE
     if shutil.which(program[0]) is None:
-        complain(f"There is no program {program[0]}; check its name and PATH.")
+        guess = nearest(program[0], _NEEDED)
+        complain(f"There is no program {program[0]}{guess}; check its name and PATH.")
         return USAGE
     more = environment(address, config.http_key_file, os.environ)
     if not is_welcome(address, more["OPENAI_API_KEY"]):

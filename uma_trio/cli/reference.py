@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from uma_trio.cli.output import OK, USAGE, complain, program
 from uma_trio.cli.parser import Parameter, run_verbs
 from uma_trio.cli.verbs import VERBS
+from uma_trio.words import nearest
 
 if TYPE_CHECKING:
     from uma_trio.config.option import Option
@@ -57,7 +58,8 @@ def show_help(
             sys.stdout.write(f"{line}\n")
         return OK
     if topic and topic not in VERBS:
-        complain(f"There is no help on {topic}; name a command, config or metrics.")
+        guess = nearest(topic, (*pages, *VERBS))
+        complain(f"There is no help on {topic}{guess}; name a command, config or metrics.")
         return USAGE
     run_verbs(program(), [topic, "--help"] if topic else ["--help"])
     return OK

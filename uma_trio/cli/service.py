@@ -75,7 +75,7 @@ def logs(
 ) -> int:
     """Show the latest lines of the log: of the service, or of the daemon that `--start` started.
 
-    A daemon in a terminal logs there.
+    A daemon in a terminal logs to that terminal.
     """
     try:
         if sys.platform == "darwin":
@@ -102,7 +102,7 @@ def _has_journal() -> bool:
 def _show_file(path: Path, *, follow: bool) -> int:
     if not path.exists():
         raise Trouble(
-            f"There is no log: {path} does not exist. A daemon in a terminal logs there; `uma-trio run --start` and "
+            f"There is no log: {path} does not exist. A daemon in a terminal logs to that terminal; `uma-trio run --start` and "
             "`uma-trio service install` start one in the background."
         )
     return _run("tail", "-n", _LINES, *(("-F",) if follow else ()), str(path))

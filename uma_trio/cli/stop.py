@@ -34,10 +34,7 @@ def stop(
         from uma_trio.cli.attempt import attempt
         from uma_trio.cli.load import unload_at
 
-        status = attempt(unload_at, path, model)
-        if status == REFUSED:
-            complain("`uma-trio stop` without a model ends the daemon.")
-        return status
+        return attempt(unload_at, path, model)
     if str(path).startswith(FRAMED_TCP):
         complain(f"The process behind {path} is not known; end that daemon where it was started.")
         return REFUSED

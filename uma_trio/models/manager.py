@@ -56,7 +56,7 @@ _ONE_DIED: Final = "the engine of this model has stopped; a further request load
 _ONLY_DIED: Final = "the engine has stopped; the daemon is going down"
 _STOPPING: Final = "the daemon is stopping; send the request again once it has restarted"
 _IN_USE: Final = "requests use or wait for the model; end them first: uma-trio ps"
-_ONLY: Final = "this model is not in the section `models` of the settings file, and stays loaded"
+_ONLY: Final = "it is the daemon's only model, and stays loaded; `uma-trio stop` ends the daemon"
 
 
 class ModelManager:
@@ -312,7 +312,7 @@ class ModelManager:
         Raises:
             Refusal: no model has the name, or it cannot be loaded.
         """
-        model = self.resolve(name, exact=self.can_swap)
+        model = self.resolve(name, exact=True)
         return (await self.ready(model, by_operator=True)).bounds.model
 
     def keep(self, name: str | None, seconds: float) -> bool:
@@ -503,7 +503,7 @@ class ModelManager:
         Raises:
             Refusal: no model has the name, it is in use, or it is the only model.
         """
-        model = self.resolve(name, exact=self.can_swap)
+        model = self.resolve(name, exact=True)
         if not self._can_unload(model):
             raise Refusal(Code.E_MODEL_003, _ONLY)
         is_there = model.state in ("loading", "loaded", "draining")
