@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from uma_trio.config.options import OPTIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(
     [
@@ -89,3 +91,29 @@ def test_the_table_of_the_policys_stages_is_that_of_its_pipeline() -> None:
     assert [name for name, _ in rows] == list(stages)
     for name, modules in rows:
         assert f"`{stages[name].__module__.rpartition('.')[2]}`" in modules
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "SECURITY.md", *sorted(ROOT.glob("docs/[ei]*/*.md"))],
+    ids=lambda path: path.name,
+)
+def test_an_option_that_a_page_names_is_one_of_the_program(page: Path) -> None:
+    """The manual page, which is generated, has the options of all commands."""
+    manual = (ROOT / "docs/uma-trio.1").read_text(encoding="utf-8").replace("\\-", "-")
+    known = {*re.findall(r"--[a-z][\w-]*", manual), *(item.flag for item in OPTIONS)}
+    spans = re.findall(r"`((?:uma-trio|--)[^`\n]+)`", page.read_text(encoding="utf-8"))
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", " ".join(spans))) <= known
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("docs/internals/*.md")), ids=lambda path: path.name
+)
+def test_a_module_that_the_internals_name_is_there(page: Path) -> None:
+    """Written as a path, or with dots as it is imported."""
+    packages = "|".join(path.parent.name for path in ROOT.glob("uma_trio/*/__init__.py"))
+    named = re.findall(rf"`((?:{packages})[./][a-z_]+)[`./]", page.read_text(encoding="utf-8"))
+    assert page.name == "testing.md" or named
+    for name in named:
+        path = ROOT / "uma_trio" / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), f"there is no {name}"

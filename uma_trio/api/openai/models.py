@@ -73,7 +73,7 @@ async def model(exchange: Exchange, context: Context) -> Reply:
 
 
 async def load(exchange: Exchange, context: Context) -> Reply:
-    """Load a configured model; the answer comes when it is loaded. Who leaves before ends the loading for nobody else."""
+    """Load a configured model; the answer comes when it is loaded. A client that disconnects ends the loading for no other."""
     named = (await decode_body(exchange, context, NAMED)).model
     exchange.expect_document()
     return _json({"success": True, "model": await context.service.models.load(named)})
