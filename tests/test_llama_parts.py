@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,6 +157,24 @@ def test_a_call_that_cannot_be_aborted_is_computed_to_its_end_where_others_want_
     assert not closing.is_alive()
     assert nodes == [0, 1, 2, 3, 4]
     llama.llama_free(context)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness")
+def test_a_model_that_was_loaded_politely_computes_as_any_other(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the load leaves the cores to readers of other models; a thread inherits the niceness of the one that starts it."""
+    monkeypatch.setattr(_llama_parts, "LONG_S", 0.0)
+    before = set(threading.enumerate())
+    backend = LlamaBackend.load(
+        tiny, n_ctx=256, n_slots=2, n_batch=64, threads=1, parts=True, polite=True
+    )
+    begin(backend, LONG)
+    assert backend.advance_decode(0.0) is None
+    (thread,) = set(threading.enumerate()) - before
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) == mine
+    backend.close()
 
 
 def test_short_decodes_have_no_callback(tiny: Path) -> None:
