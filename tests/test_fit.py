@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uma_trio.backend._llama_options import FLASH_OFF, context_bytes
+from uma_trio.backend.gguf_header import read_header
+from uma_trio.backend.kv_memory import N_BATCH
+from uma_trio.config.options import Config
+from uma_trio.models.files import fit_to_memory
 from uma_trio.models.fit import (
     LONGEST_ON_CPU,
     LONGEST_ON_GPU,
@@ -83,3 +90,20 @@ def test_experts_of_the_first_layers_leave_the_gpu_until_the_rest_fits() -> None
     assert layers_of_experts_off_device([10] * 4, others=20, room=60) == 0
     assert layers_of_experts_off_device([10] * 4, others=20, room=45) == 2
     assert layers_of_experts_off_device([10] * 4, others=20, room=5) == 4
+
+
+def test_scores_of_attention_have_room_where_flash_attention_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take several times what the KV cache takes."""
+    pytest.importorskip("gguf")
+    from models.synthetic import write_model
+
+    path, free = write_model(tmp_path / "tiny.gguf"), 96 << 20
+    monkeypatch.setattr("uma_trio.models.files.available_memory", lambda: free)
+    header = read_header(path)
+    on, off = [
+        fit_to_memory(Config(model=path, flash_attention=each)).config for each in ("on", "off")
+    ]
+    assert on.cells == 8 * header.number("context_length")
+    assert context_bytes(header, off.cells, N_BATCH, "f16", FLASH_OFF) < free / 2

@@ -264,7 +264,9 @@ def with_parts(make: Callable[..., int], *, wanted: bool) -> tuple[int, DecodePa
         parts.graph.close(context)
         llama.llama_free(context)
         raise
-    parts.graph.close(context)  # a thread that this one started, which may be polite, would be polite forever
+    parts.graph.close(
+        context
+    )  # a thread that this one started, which may be polite, would be polite forever
     return context, parts
 
 

@@ -16,7 +16,6 @@ from uma_trio.backend.kv_memory import (
     N_BATCH,
     available_memory,
     expert_bytes_by_layer,
-    kv_bytes,
 )
 from uma_trio.backend.kv_types import kv_type_name
 from uma_trio.backend.needs import Estimate, Needs, Question
@@ -251,6 +250,7 @@ def fit_to_memory(
         ModelError: the file cannot be read.
     """
     from uma_trio.backend import llama_probe
+    from uma_trio.backend._llama_options import context_bytes, flash_type
 
     header = llama_probe.header(model_path(config))
     memory = _free_memory(config, held)
@@ -261,7 +261,9 @@ def fit_to_memory(
         weights = header.size_bytes
     shares = (1 + len(writing)) * (1 + (config.lora_contexts if config.lora else 0))
     experts = expert_bytes_by_layer(header) if memory.on_device else ()
-    cell = kv_bytes(header, 1024, kv_type_name(config.kv_type)) / 1024
+    kv_type = kv_type_name(config.kv_type)
+    flash = flash_type(config.flash_attention, kv_type)
+    cell = context_bytes(header, 1024, N_BATCH, kv_type, flash) / 1024
     moved = config.n_cpu_moe
     if moved is None:
         least = (
