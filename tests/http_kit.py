@@ -180,7 +180,7 @@ class HttpHouse:
     def connect(self, *, by_socket: bool = False) -> Client:
         """Return a new client, over TCP or a Unix socket."""
         ours, theirs = socket.socketpair() if by_socket else tcp_pair()
-        self.server.welcome(theirs)
+        self.server.admit_at_once(theirs)
         self.clients.append(Client(ours))
         return self.clients[-1]
 
@@ -232,7 +232,7 @@ async def http_house(**options: Any) -> AsyncIterator[HttpHouse]:
 
         server = Server(context, router(handlers), os.geteuid(), who)
         daemon = HttpHouse(inner, server, context.bodies, context.answers)
-        await inner.nursery.start(daemon.server.attend)
+        await inner.nursery.start(daemon.server.serve_accepted)
         try:
             yield daemon
         finally:

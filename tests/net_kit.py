@@ -369,7 +369,7 @@ class House:
     def connect(self) -> Client:
         """Return a new client of this daemon."""
         ours, theirs = socket.socketpair()
-        self.server.welcome(theirs)
+        self.server.admit_at_once(theirs)
         return self.adopt(ours)
 
     def adopt(self, ours: socket.socket) -> Client:
@@ -436,7 +436,7 @@ async def house(
         )
         nursery.start_soon(daemon.service.playout.run)
         if listener is None:
-            await nursery.start(daemon.server.attend)
+            await nursery.start(daemon.server.serve_accepted)
         else:
             await nursery.start(daemon.server.serve, listener)
         try:

@@ -36,7 +36,7 @@ from uma_trio.cli.printer import Printer
 from uma_trio.client import ServerError
 from uma_trio.engine.messages import Finished, SamplingParams
 from uma_trio.observe.sentences import sentences
-from uma_trio.service.answers import together
+from uma_trio.service.answers import combined_end
 from uma_trio.service.ask import Ask, of_choice
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost
 
@@ -346,7 +346,7 @@ def test_the_answer_that_computed_the_prompt_says_what_was_cached() -> None:
     """Whichever of them that was; one that computed nothing says nothing."""
     ends = [finished(), finished(cached_tokens=30, ttft_s=0.2), finished(total_s=3.0)]
     never = finished(reason="cancelled", cached_tokens=0, ttft_s=None, completion_tokens=0)
-    told = together([*ends, never])
+    told = combined_end([*ends, never])
     assert (told.cached_tokens, told.prompt_tokens, told.completion_tokens) == (30, 100, 15)
     assert (told.ttft_s, told.total_s, told.reason) == (0.2, 3.0, "cancelled")
 
@@ -362,7 +362,7 @@ def test_the_answer_that_computed_the_prompt_says_what_was_cached() -> None:
 )
 def test_the_worst_end_is_that_of_the_request(reasons: list[str], told: str) -> None:
     """So that nobody takes a part for the whole."""
-    assert together([finished(reason=reason) for reason in reasons]).reason == told
+    assert combined_end([finished(reason=reason) for reason in reasons]).reason == told
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 127))

@@ -20,7 +20,7 @@ from confined_kit import host_of
 from uma_trio.confined import host as host_module
 from uma_trio.confined import workers as workers_module
 from uma_trio.confined.link import Ended, Start, WorkerLimits, WorkerLink
-from uma_trio.confined.post import Gone
+from uma_trio.confined.post import WorkerGone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
 
 HERE = Path(__file__).resolve().parent
@@ -83,9 +83,9 @@ def test_a_worker_that_takes_too_much_is_ended_alone(
 ) -> None:
     """Whoever waits is told by what; another worker, and a new one, go on."""
     other, guilty = workers.start(ROOMY), workers.start(limits)
-    with pytest.raises(Gone, match=why):
+    with pytest.raises(WorkerGone, match=why):
         answer(guilty, asked)
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         answer(guilty, b"again")
     assert answer(other, b"still") == b"set up, still"
     assert answer(workers.start(ROOMY), b"new") == b"set up, new"
@@ -95,7 +95,7 @@ def test_a_worker_that_somebody_kills_is_out_of_nothing(workers: Workers) -> Non
     """Whoever waits is told the signal."""
     worker = workers.start(ROOMY)
     os.kill(int(answer(worker, b"pid")), signal.SIGKILL)
-    with pytest.raises(Gone, match=f"signal {signal.SIGKILL:d}"):
+    with pytest.raises(WorkerGone, match=f"signal {signal.SIGKILL:d}"):
         answer(worker, b"again")
 
 
@@ -164,7 +164,7 @@ def test_time_between_frames_counts_for_nothing(workers: Workers) -> None:
 
 def test_a_worker_writes_no_files(workers: Workers) -> None:
     """What comes from a client cannot fill a disk."""
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         answer(workers.start(ROOMY), b"write")
     written = Path("/tmp/written-by-a-worker")  # noqa: S108
     assert not written.exists() or not written.stat().st_size
@@ -177,7 +177,7 @@ def test_a_worker_that_is_closed_ends_in_the_middle_of_its_work(workers: Workers
     waiting = worker.ask(b"spin")
     worker.close()
     wait_until_gone(pid)
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         waiting.result(PATIENCE_S)
 
 
@@ -191,7 +191,7 @@ def test_a_host_that_dies_is_started_again(
     assert host is not None
     waiting = worker.ask(b"spin")
     os.kill(host, signal.SIGKILL)
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         waiting.result(PATIENCE_S)
     wait_until_gone(pid)
     wait_until_gone(host)
@@ -204,7 +204,7 @@ def test_a_host_that_ends_at_once_is_not_started_by_every_request(
     """The second one is told so."""
     monkeypatch.setattr(workers, "_program", "confined_kit:nothing")
     worker = workers.start(ROOMY)
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         answer(worker, b"one")
     with pytest.raises(Unavailable, match="has just ended"):
         workers.start(ROOMY)
@@ -228,7 +228,7 @@ def test_all_end_when_they_are_closed(workers: Workers) -> None:
     workers.close()
     wait_until_gone(pid)
     wait_until_gone(host)
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerGone):
         waiting.result(PATIENCE_S)
     with pytest.raises(Unavailable):
         workers.start(ROOMY)

@@ -737,7 +737,7 @@ async def test_a_connection_that_leaves_ends_behind_its_answer(autojump_clock: M
         client = daemon.connect()
         await client.ask(max_tokens=20)
         await client.until(Token)
-        daemon.server.let_go()
+        daemon.server.drain_connections()
         await client.until(Eos)
         assert client.text == daemon.expected("hello", 20)
         assert await client.rest() == []
@@ -755,12 +755,12 @@ async def test_what_was_sent_before_a_quiet_connection_left_is_answered(
         await client.ask(max_tokens=2)
         await client.until(Eos)
         await trio.sleep(2)
-        daemon.server.let_go()
+        daemon.server.drain_connections()
         assert await client.rest() == []
         other = daemon.connect()
         await trio.sleep(2)
         await other.ask(max_tokens=5)
-        daemon.server.let_go()
+        daemon.server.drain_connections()
         await other.until(Eos)
         assert other.text == daemon.expected("hello", 5)
         assert await other.rest() == []
@@ -774,7 +774,7 @@ async def test_who_watches_the_metrics_keeps_no_daemon_from_ending(
         client = daemon.connect()
         await client.send(GetMetrics(interval_ms=100))
         await client.until(Metrics)
-        daemon.server.let_go()
+        daemon.server.drain_connections()
         assert all(isinstance(event, Metrics) for event in await client.rest())
 
 
@@ -785,7 +785,7 @@ async def test_a_client_that_asks_questions_without_a_pause_leaves_too(
     async with house() as daemon:
         client = daemon.connect()
         await client.send(ListSessions())
-        daemon.server.let_go()
+        daemon.server.drain_connections()
         assert [event.sessions for event in await client.rest()] == [()]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma_trio.text.chat import Call, Tool
-from uma_trio.text.replies import CallEnd, Event, ReplyFormat, ReplyParser, Said, collect
+from uma_trio.text.replies import CallEnd, Event, ParsedReply, ReplyFormat, ReplyParser, collect
 
 TOOLS = (
     Tool(
@@ -100,8 +100,8 @@ XML = REPLIES["qwen-xml"]
 def test_a_cut_text_keeps_its_white_space_and_what_cannot_be_a_marker() -> None:
     """Whoever continues it needs them; only the beginning of a marker is dropped."""
     for text, said in (("a ", "a "), ("a <b", "a <b"), ("a <too", "a"), ("a <tool", "a")):
-        assert collect(events_of(XML, [text], cut=True)) == Said(said, "", ())
-        assert collect(events_of(XML, [text], cut=False)) == Said(text, "", ())
+        assert collect(events_of(XML, [text], cut=True)) == ParsedReply(said, "", ())
+        assert collect(events_of(XML, [text], cut=False)) == ParsedReply(text, "", ())
 
 
 @pytest.mark.parametrize(

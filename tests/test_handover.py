@@ -28,8 +28,8 @@ from uma_trio.sockets.handover import (
     Handed,
     HandoverFailed,
     TakenSockets,
-    gives,
     handover_path,
+    offers_handover,
     take_over,
 )
 from uma_trio.sockets.holder import holder_of
@@ -199,7 +199,7 @@ async def test_a_daemon_that_is_only_looked_for_gives_nothing(old: Old) -> None:
     """Before the model is loaded; the next one who asks is served."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(old.give)
-        assert await gives(old.path)
+        assert await offers_handover(old.path)
         taken = await taken_from(old)
         await taken.serving()
     drop(taken)
@@ -260,7 +260,7 @@ def test_a_name_that_cannot_be_made_is_told(folder: Path, name: str, why: str) -
 
 async def test_without_a_daemon_nothing_is_taken(folder: Path) -> None:
     """`serve --replace` then serves as `serve` does."""
-    assert not await gives(str(folder / "s"))
+    assert not await offers_handover(str(folder / "s"))
     assert await take_over(str(folder / "s")) is None
 
 

@@ -266,14 +266,14 @@ async def test_a_client_is_told_with_its_next_answer_that_the_daemon_leaves(
         busy, quiet = daemon.connect(), daemon.connect()
         await busy.send("POST", CHAT, STREAM)
         await busy.head()
-        daemon.server.let_go()
+        daemon.server.drain_connections()
         while await busy.piece():
             pass
         last = await busy.ask("GET", "/health")
         assert last.headers["connection"] == "close"
         assert await busy.is_closed()
         await trio.sleep(1.1)
-        daemon.server.let_go()
+        daemon.server.drain_connections()
         assert await quiet.is_closed()
 
 

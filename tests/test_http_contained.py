@@ -354,8 +354,8 @@ async def test_a_client_that_cannot_be_let_in_ends_nobody_else(autojump_clock: M
         def fails(*_: object) -> None:
             raise _Broken
 
-        daemon.server.let_in = fails  # type: ignore[method-assign]
-        daemon.server.welcome(theirs)
+        daemon.server.admit = fails  # type: ignore[method-assign]
+        daemon.server.admit_at_once(theirs)
         assert ours.recv(1) == b""
         ours.close()
         daemon.inner.log.faults.clear()

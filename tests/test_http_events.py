@@ -187,7 +187,7 @@ async def test_a_watcher_keeps_no_daemon_from_ending(autojump_clock: MockClock) 
     async with http_house() as daemon:
         client = await watch(daemon)
         await messages(client, 1)
-        daemon.server.let_go()
+        daemon.server.drain_connections()
         with trio.fail_after(2), pytest.raises(h11.RemoteProtocolError, match="closed"):
             await messages(client, 5)
 

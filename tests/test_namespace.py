@@ -1,4 +1,4 @@
-"""Whose computed prompts a request may use: its principal's, narrowed by what it asks for."""
+"""TextOwner computed prompts a request may use: its principal's, narrowed by what it asks for."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from uma_protocol import (
     SetPriority,
     Token,
 )
-from uma_trio.service.places import GRACE_S, OVER_SHARE_GRACE_S, makes_room
+from uma_trio.service.places import GRACE_S, OVER_SHARE_GRACE_S, connection_to_evict
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.refusing import MOST_AT_ONCE
 
@@ -52,7 +52,7 @@ SEATS = st.lists(
 @given(SEATS, st.sampled_from("abcd"))
 def test_who_makes_room_is_idle_and_holds_no_less(seats: list[Seat], owner: str) -> None:
     """Never one that works; of others only where they hold more; of these the oldest; sooner if the owner has too many."""
-    chosen = makes_room(seats, owner, now=20.0)
+    chosen = connection_to_evict(seats, owner, now=20.0)
 
     def held(name: str) -> int:
         return sum(seat.owner == name for seat in seats)

@@ -13,15 +13,15 @@ from reply_kit import chat_tokens
 from uma_trio.backend._llama_vocab import LlamaVocabulary
 from uma_trio.backend.base import IntArray
 from uma_trio.models import bundled_model
-from uma_trio.service.ask import Ask, Door, Origin, Salt, whose_texts
+from uma_trio.service.ask import Ask, Door, Origin, Salt, text_owner
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.chat import Message
 from uma_trio.text.frontend import FrontEnd
 from uma_trio.text.template import PLAINLY
-from uma_trio.text.tokeniser import LEAST_PART, MOST_PRINCIPALS, Remembered, Tokeniser, Whose
+from uma_trio.text.tokeniser import LEAST_PART, MOST_PRINCIPALS, Remembered, TextOwner, Tokeniser
 from uma_trio_sim.fake import CHATML, FakeVocabulary
 
-ME = Whose("uid 1", "uid 1")
+ME = TextOwner("uid 1", "uid 1")
 
 # What tokenisers cut words by, and what stands around places where a text may be cut.
 ATOMS = st.sampled_from(
@@ -168,7 +168,7 @@ def test_nobody_learns_from_the_texts_of_others() -> None:
     vocabulary = Counting()
     front_end = FrontEnd(vocabulary, CHATML)
     text = "A line of some words.\n" * 10
-    others = (Whose("uid 2", "uid 1"), Whose("uid 1", "uid 1/salt x"), None, None)
+    others = (TextOwner("uid 2", "uid 1"), TextOwner("uid 1", "uid 1/salt x"), None, None)
     for whose in (ME, *others):
         vocabulary.n = 0
         front_end.prepare_prompt(text, whose)
@@ -186,10 +186,10 @@ def test_texts_are_remembered_for_those_who_share_cached_prefixes() -> None:
     user = Principal(connection=1, uid=5, pid=9)
     origin = Origin(principal=user, door=Door(max_prompt_bytes=9), name="r")
     ask = Ask(prompt="x")
-    assert whose_texts(ask, origin) == Whose("uid 5", "uid 5")
-    assert whose_texts(evolve(ask, cache="private"), origin) == Whose("uid 5", "uid 5/process 9")
-    assert whose_texts(evolve(ask, cache=Salt("a")), origin) == Whose("uid 5", "uid 5/salt a")
-    assert whose_texts(evolve(ask, cache="none"), origin) is None
+    assert text_owner(ask, origin) == TextOwner("uid 5", "uid 5")
+    assert text_owner(evolve(ask, cache="private"), origin) == TextOwner("uid 5", "uid 5/process 9")
+    assert text_owner(evolve(ask, cache=Salt("a")), origin) == TextOwner("uid 5", "uid 5/salt a")
+    assert text_owner(evolve(ask, cache="none"), origin) is None
 
 
 @given(
@@ -202,7 +202,7 @@ def test_what_is_kept_stays_within_its_budget(asked: list[tuple[int, int, int]])
     """Whoever asks for what; the tokens are always those of the text."""
     remembered = Remembered(budget=4000)
     for who, text, length in asked:
-        whose = Whose(f"uid {who}", "")
+        whose = TextOwner(f"uid {who}", "")
         said = f"{text} " * length
         tokens = FakeVocabulary().tokenize(said, add_special=False, parse_special=False)
         found = remembered.tokens(whose, said, "", lambda tokens=tokens: tokens)  # type: ignore[misc]
@@ -221,7 +221,7 @@ def test_who_remembers_much_loses_it_and_not_others() -> None:
             made.append(text)
             return vocabulary.tokenize(text, add_special=False, parse_special=False)
 
-        remembered.tokens(Whose(who, who), text, "", make)
+        remembered.tokens(TextOwner(who, who), text, "", make)
 
     ask("me", "mine")
     for n in range(200):

@@ -15,9 +15,9 @@ from uma_trio.text.replies import (
     CallEnd,
     CallStart,
     Content,
+    ParsedReply,
     Reasoning,
     ReplyFormat,
-    Said,
     collect,
 )
 from uma_trio.text.replies.format import CallSyntax
@@ -33,12 +33,12 @@ SOLAR = "<|begin|>assistant<|think|><|tool_call:begin|>"
 M3 = "']<]minimax[>['"
 _M = "]<]minimax[>["
 REPLIES = [
-    ("hermes", "Hi", Said("Hi", "", ())),
-    ("hermes", "<think>\nWhy <b>?\n</think>\n\nSo.", Said("So.", "Why <b>?", ())),
+    ("hermes", "Hi", ParsedReply("Hi", "", ())),
+    ("hermes", "<think>\nWhy <b>?\n</think>\n\nSo.", ParsedReply("So.", "Why <b>?", ())),
     (
         "hermes",
         'I look.\n<tool_call>\n{"name": "look", "arguments": {"what": "</tool_call> \\"}"}}\n</tool_call>',
-        Said("I look.", "", (Call("id0", "look", '{"what": "</tool_call> \\"}"}'),)),
+        ParsedReply("I look.", "", (Call("id0", "look", '{"what": "</tool_call> \\"}"}'),)),
     ),
     (
         "hermes",
@@ -46,7 +46,7 @@ REPLIES = [
             '<tool_call>{"arguments":{"what": "x"},"name":"look"}</tool_call>\n'
             '<tool_call>{"name": "stop", "arguments": "{\\"a\\": 1}"}</tool_call>'
         ),
-        Said("", "", (ONE, Call("id1", "stop", '{"a": 1}'))),
+        ParsedReply("", "", (ONE, Call("id1", "stop", '{"a": 1}'))),
     ),
     (
         "xml",
@@ -54,7 +54,9 @@ REPLIES = [
             '<tool_call>\n<function=look>\n<parameter=what>\na </parameter> "b"\nc\n</parameter>\n'
             "<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
         ),
-        Said("", "", (Call("id0", "look", '{"what": "a </parameter> \\"b\\"\\nc", "n": 3}'),)),
+        ParsedReply(
+            "", "", (Call("id0", "look", '{"what": "a </parameter> \\"b\\"\\nc", "n": 3}'),)
+        ),
     ),
     (
         "[TOOL_CALLS]",
@@ -62,17 +64,17 @@ REPLIES = [
             '[TOOL_CALLS] [{"name": "look", "arguments": {"what": "x"}, "id": "123456789"}, '
             '{"name": "stop", "arguments": {}}]'
         ),
-        Said("", "", (ONE, Call("id1", "stop", "{}"))),
+        ParsedReply("", "", (ONE, Call("id1", "stop", "{}"))),
     ),
     (
         "[TOOL_CALLS][ARGS]",
         'So[TOOL_CALLS]look[ARGS]{"what": "x"}[TOOL_CALLS]stop[ARGS]{}',
-        Said("So", "", (ONE, Call("id1", "stop", "{}"))),
+        ParsedReply("So", "", (ONE, Call("id1", "stop", "{}"))),
     ),
     (
         "[TOOL_CALLS][CALL_ID]",
         '[TOOL_CALLS]look[CALL_ID]abcdefghi[ARGS]{"what": "x"}',
-        Said("", "", (Call("abcdefghi", "look", '{"what": "x"}'),)),
+        ParsedReply("", "", (Call("abcdefghi", "look", '{"what": "x"}'),)),
     ),
     (
         "<｜tool▁calls▁begin｜>",  # noqa: RUF001
@@ -81,7 +83,7 @@ REPLIES = [
         + "\n"
         + DEEPSEEK_CALL.replace("{}", "stop", 1)
         + "<｜tool▁calls▁end｜>",  # noqa: RUF001
-        Said("So", "w", (ONE, Call("id1", "stop", "{}"))),
+        ParsedReply("So", "w", (ONE, Call("id1", "stop", "{}"))),
     ),
     (
         "<|tool_calls_section_begin|>",
@@ -89,53 +91,57 @@ REPLIES = [
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:3<|tool_call_argument_begin|>"
             '{"what": "x"}<|tool_call_end|><|tool_calls_section_end|>'
         ),
-        Said("", "", (Call("functions.look:3", "look", '{"what": "x"}'),)),
+        ParsedReply("", "", (Call("functions.look:3", "look", '{"what": "x"}'),)),
     ),
-    ("<|python_tag|>", '{"name": "look", "parameters": {"what": "x"}}', Said("", "", (ONE,))),
+    (
+        "<|python_tag|>",
+        '{"name": "look", "parameters": {"what": "x"}}',
+        ParsedReply("", "", (ONE,)),
+    ),
     (
         "<|channel|><|message|><|start|>",
         (
             "<|channel|>analysis<|message|>w<|end|><|start|>assistant<|channel|>commentary "
             'to=functions.look <|constrain|>json<|message|>{"what": "x"}<|call|>'
         ),
-        Said("", "w", (ONE,)),
+        ParsedReply("", "w", (ONE,)),
     ),
     (
         "<|channel|><|message|><|start|>",
         "<|channel|>analysis<|message|>w<|end|><|start|>assistant<|channel|>final<|message|>Hi <b>",
-        Said("Hi <b>", "w", ()),
+        ParsedReply("Hi <b>", "w", ()),
     ),
     # Models that leave out the first markers of a call.
     (
         "xml",
         "So\n<function=look>\n<parameter=what>\nx\n</parameter>\n</function>\n</tool_call>",
-        Said("So", "", (ONE,)),
+        ParsedReply("So", "", (ONE,)),
     ),
     (
         "<|tool_calls_section_begin|>",
         '<|tool_call_begin|>functions.look:3<|tool_call_argument_begin|>{"what": "x"}',
-        Said("", "", (Call("functions.look:3", "look", '{"what": "x"}'),)),
+        ParsedReply("", "", (Call("functions.look:3", "look", '{"what": "x"}'),)),
     ),
     # A call ends reasoning that nobody closed; talk about calls, in the middle of a line, does not.
     (
         "hermes",
         '<think>I look.\n<tool_call>\n{"name": "look", "arguments": {"what": "x"}}\n</tool_call>\nSo.',
-        Said("So.", "I look.", (ONE,)),
+        ParsedReply("So.", "I look.", (ONE,)),
     ),
     (
         "hermes",
         '<think><tool_call>{"name": "look", "arguments": {"what": "x"}}</tool_call>',
-        Said("", "", (ONE,)),
+        ParsedReply("", "", (ONE,)),
     ),
     (
         "hermes",
         '<think>As <tool_call>{"name": "look", "arguments": {}}</tool_call> says\n</think>So',
-        Said("So", 'As <tool_call>{"name": "look", "arguments": {}}</tool_call> says', ()),
+        ParsedReply("So", 'As <tool_call>{"name": "look", "arguments": {}}</tool_call> says', ()),
     ),
     (
         "hermes",
         '<think>w\n<tool_call>{"name": "what", "arguments": {}}</think>So',
-        Said("So", 'w\n<tool_call>{"name": "what", "arguments": {}}', ()),
+        ParsedReply("So", 'w\n<tool_call>{"name": "what", "arguments": {}}', ()),
     ),
     (
         "<|tool_calls_section_begin|>",
@@ -143,9 +149,9 @@ REPLIES = [
             "<think>w<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0"
             '<|tool_call_argument_begin|>{"what": "x"}<|tool_call_end|><|tool_calls_section_end|>'
         ),
-        Said("", "w", (Call("functions.look:0", "look", '{"what": "x"}'),)),
+        ParsedReply("", "w", (Call("functions.look:0", "look", '{"what": "x"}'),)),
     ),
-    ("hermes", "</think>\n\nSo", Said("So", "", ())),  # of an empty thought
+    ("hermes", "</think>\n\nSo", ParsedReply("So", "", ())),  # of an empty thought
     # A header in harmony that is begun twice.
     (
         "<|channel|><|message|><|start|>",
@@ -153,18 +159,18 @@ REPLIES = [
             "<|channel|>commentary to=assistant<|channel|>analysis<|message|>w<|end|>"
             "<|start|>assistant<|channel|>final<|message|>So"
         ),
-        Said("So", "w", ()),
+        ParsedReply("So", "w", ()),
     ),
     # Tags that say which values are texts, and have no line ends beside them.
     (
         "typed tags",
         '<f n="look"><p n="what" text="true">\n3\n</p><p n="n" text="false">3</p></f>',
-        Said("", "", (Call("id0", "look", '{"what": "\\n3\\n", "n": 3}'),)),
+        ParsedReply("", "", (Call("id0", "look", '{"what": "\\n3\\n", "n": 3}'),)),
     ),
     (
         "typed tags",
         '<f n="look"><p n="what" text="false">[3]</p><p n="n" text="true">3</p></f>',
-        Said("", "", (Call("id0", "look", '{"what": [3], "n": "3"}'),)),
+        ParsedReply("", "", (Call("id0", "look", '{"what": [3], "n": "3"}'),)),
     ),
     (
         MUSE,
@@ -175,20 +181,20 @@ REPLIES = [
             '<|start|>assistant to=stop<|message|><atem:function_calls>\n<atem:invoke name="stop">\n'
             "</atem:invoke>\n</atem:function_calls><|eot|>"
         ),
-        Said(
+        ParsedReply(
             "",
             "Hm.",
             (Call("id0", "look", '{"what": "a\\n<b>", "n": 3}'), Call("id1", "stop", "{}")),
         ),
     ),
-    (MUSE, " to=user<|message|>Hello<|eot|>", Said("Hello", "", ())),
+    (MUSE, " to=user<|message|>Hello<|eot|>", ParsedReply("Hello", "", ())),
     (
         MUSE,
         (
             " to=self<|message|>A<|eom|><|start|>assistant to=self<|message|>B<|eom|>"
             "<|start|>assistant to=user<|message|>Hello"
         ),
-        Said("Hello", "AB", ()),
+        ParsedReply("Hello", "AB", ()),
     ),
     (
         SOLAR,
@@ -197,10 +203,12 @@ REPLIES = [
             '<|tool_call:name|>look<|tool_call:args|>{"what": "x"}<|tool_call:end|><|tool_call:begin|>0'
             "<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>"
         ),
-        Said("", "Hm.", (Call("a1b2c3d4e5", "look", '{"what": "x"}'), Call("0", "stop", "{}"))),
+        ParsedReply(
+            "", "Hm.", (Call("a1b2c3d4e5", "look", '{"what": "x"}'), Call("0", "stop", "{}"))
+        ),
     ),
-    (SOLAR, "<|content|>Hello<|end|>", Said("Hello", "", ())),
-    (SOLAR, "<|think|><|end|><|begin|>assistant<|content|>Hello", Said("Hello", "", ())),
+    (SOLAR, "<|content|>Hello<|end|>", ParsedReply("Hello", "", ())),
+    (SOLAR, "<|think|><|end|><|begin|>assistant<|content|>Hello", ParsedReply("Hello", "", ())),
     (
         M3,
         (
@@ -209,7 +217,7 @@ REPLIES = [
             f"{_M}</item>{_M}</tags>{_M}</where>{_M}</invoke>\n"
             f'{_M}<invoke name="stop">{_M}</invoke>\n{_M}</tool_call>'
         ),
-        Said(
+        ParsedReply(
             "So",
             "",
             (
@@ -246,7 +254,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("name", "text", "said"), REPLIES)
-def test_a_reply_says_what_its_family_means(name: str, text: str, said: Said) -> None:
+def test_a_reply_says_what_its_family_means(name: str, text: str, said: ParsedReply) -> None:
     """As a whole, and a character at a time."""
     assert collect(parsed(FORMATS[name], [text])) == said
     assert collect(parsed(FORMATS[name], list(text))) == said
@@ -255,8 +263,8 @@ def test_a_reply_says_what_its_family_means(name: str, text: str, said: Said) ->
 @pytest.mark.parametrize(("name", "text"), MALFORMED)
 def test_what_is_no_call_comes_back_as_content(name: str, text: str) -> None:
     """All of it, as it was written."""
-    assert collect(parsed(FORMATS[name], [text])) == Said(text, "", ())
-    assert collect(parsed(FORMATS[name], list(text))) == Said(text, "", ())
+    assert collect(parsed(FORMATS[name], [text])) == ParsedReply(text, "", ())
+    assert collect(parsed(FORMATS[name], list(text))) == ParsedReply(text, "", ())
 
 
 _MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "look", "arguments": ']
@@ -291,7 +299,7 @@ def test_text_without_calls_is_content_to_the_letter(words: list[str]) -> None:
     """Markers of calls are text where no tools were given."""
     text = "".join(words)
     events = parsed(ReplyFormat("x", calls=HERMES.calls), [text], calls=False)
-    assert collect(events) == Said(text, "", ())
+    assert collect(events) == ParsedReply(text, "", ())
 
 
 def test_arguments_come_as_they_are_written() -> None:
@@ -318,7 +326,7 @@ HARMONY = next(made for made in FORMATS.values() if made.name == "harmony")
 def test_harmony_has_no_calls_where_none_are_read() -> None:
     """What a message to a recipient says is text then."""
     text = "<|channel|>commentary to=python<|message|>print()<|call|>"
-    assert collect(parsed(HARMONY, [text], calls=False)) == Said("print()", "", ())
+    assert collect(parsed(HARMONY, [text], calls=False)) == ParsedReply("print()", "", ())
 
 
 def test_a_call_in_harmony_without_arguments_has_an_empty_object() -> None:

@@ -121,7 +121,7 @@ def test_how_calls_are_written_is_found_out(source: str, syntax: CallSyntax) -> 
     """Whatever the markers are called; and the template tells the model its tools."""
     derived = found(source)
     assert (derived.format.calls, derived.format.source) == (syntax, "derived")
-    assert derived.tells_tools
+    assert derived.renders_tools
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_template_that_shows_tools_but_no_calls_has_the_format_of_its_family(
     """So tools are not shown twice."""
     source = "{{ '" + instructions.replace("\n", "\\n") + "' }}" + chatml("{{ m.content }}")
     derived = found(source)
-    assert (derived.format.name, derived.format.source, derived.tells_tools) == (
+    assert (derived.format.name, derived.format.source, derived.renders_tools) == (
         name,
         "built in",
         True,
@@ -319,7 +319,7 @@ def test_a_given_format_goes_before_what_was_found_out() -> None:
     made = ReplyFormat("mine", "file", calls=CallSyntax(style="named", open="<a>", after_name="|"))
     replies = FrontEnd(FakeVocabulary(), HERMES_TEMPLATE, made).replies
     assert replies.format is made
-    assert replies.found.tells_tools
+    assert replies.found.renders_tools
 
 
 # --- doctor and /props ---

@@ -18,7 +18,7 @@ from confined_kit import host_of
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from uma_trio.confined.post import Gone
+from uma_trio.confined.post import WorkerGone
 from uma_trio.confined.workers import Worker
 from uma_trio.text import confinement as confinement_module
 from uma_trio.text import grammars
@@ -170,7 +170,7 @@ def test_only_a_limit_of_its_own_is_held_against_a_shape(
 def gone(why: str) -> Future[bytes]:
     """Return the answer of a process that has ended."""
     answer: Future[bytes] = Future()
-    answer.set_exception(Gone(why))
+    answer.set_exception(WorkerGone(why))
     return answer
 
 

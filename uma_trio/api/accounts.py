@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from uma_trio.engine.messages import Finished, PromptProgress
-from uma_trio.service.answers import together
+from uma_trio.service.answers import combined_end
 
 
 def usage(
@@ -17,7 +17,7 @@ def usage(
     `reasoning_tokens` is how many of an answer's were reasoning, where there may be any.
     """
     per_prompt = max(1, len(every) // n_prompts)
-    each = [together(every[i : i + per_prompt]) for i in range(0, len(every), per_prompt)]
+    each = [combined_end(every[i : i + per_prompt]) for i in range(0, len(every), per_prompt)]
     prompt = sum(end.prompt_tokens for end in each)
     completion = sum(end.completion_tokens for end in each)
     details = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}

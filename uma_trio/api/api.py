@@ -353,7 +353,7 @@ async def _answered(request: Api[Any], asks: Sequence[Ask], exchange: Exchange) 
     is_long = request.is_long or sum(answer.weight for answer in answers) > MUCH
     data = await run(context, write, in_thread=is_long)
     for generation in generations:
-        generation.tell_of_calls()
+        generation.keep_prefix_after_calls()
     return Reply(200, data, headers=headers)
 
 

@@ -25,9 +25,9 @@ from uma_trio.http import sse
 from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Reply
-from uma_trio.service.answers import Answers, together
+from uma_trio.service.answers import Answers, combined_end
 from uma_trio.service.ask import Ask, Origin
-from uma_trio.uds.wire import Telling, ask_of, eos_event
+from uma_trio.uds.wire import AnswerEvents, ask_of, eos_event
 
 
 async def generate(exchange: Exchange, context: Context) -> Reply | None:
@@ -39,10 +39,10 @@ async def generate(exchange: Exchange, context: Context) -> Reply | None:
     origin = origin_of(exchange, context, asked.id)
     if asked.app is not None:
         origin = evolve(origin, app=asked.app)
-    telling = EVENTS if asked.stream else None
+    encoder = EVENTS if asked.stream else None
     model = context.service.models.with_adapters(asked.model, ask.lora)
     try:
-        async with model_for(exchange, context, model, origin, asked.priority, telling) as found:
+        async with model_for(exchange, context, model, origin, asked.priority, encoder) as found:
             return await _answered(asked, ask, origin, exchange, found)
     except ToldInStream:
         return None
@@ -57,27 +57,30 @@ async def _answered(
             return None
         exchange.expect_document()
         every = await whole(context, answers)
-    tellings = [Telling(asked, generation) for generation in answers.generations]
+    encoders = [AnswerEvents(asked, generation) for generation in answers.generations]
 
     def write() -> bytes:
-        return sse.unsplit(_document(asked, answers, tellings, every))
+        return sse.unsplit(_document(asked, answers, encoders, every))
 
     much = sum(answer.weight for answer in every) > MUCH
     return Reply(200, await run(context, write, in_thread=much))
 
 
 def _document(
-    asked: Generate, answers: Answers, tellings: Sequence[Telling], every: Sequence[WholeAnswer]
+    asked: Generate,
+    answers: Answers,
+    encoders: Sequence[AnswerEvents],
+    every: Sequence[WholeAnswer],
 ) -> bytes:
     """Return whole answers as one document: the last event, with the ends of several in it."""
     ends: list[bytes] = []
-    for telling, answer in zip(tellings, every, strict=True):
+    for encoder, answer in zip(encoders, every, strict=True):
         for token in answer.tokens:
-            telling.keep(token)
-        ends.append(encode_event(telling.last(answer.end, telling.end(answer.end))))
+            encoder.keep(token)
+        ends.append(encode_event(encoder.last(answer.end, encoder.end(answer.end))))
     if asked.n == 1:
         return ends[0]
-    whole_ = together([answer.end for answer in every])
+    whole_ = combined_end([answer.end for answer in every])
     last = encode_event(eos_event(asked, answers.handle, whole_, None))
     document = msgspec.json.decode(last) | {"choices": list(map(msgspec.Raw, ends))}
     return msgspec.json.encode(document)
@@ -100,15 +103,15 @@ class _Events(Encoder):
     def __init__(self, asked: Generate, answers: Answers, context: Context) -> None:
         self._asked = asked
         self._handle = answers.handle
-        self._tellings = [Telling(asked, generation) for generation in answers.generations]
+        self._encoders = [AnswerEvents(asked, generation) for generation in answers.generations]
         self._text_of = context.served.text_of
 
     def token(self, index: int, item: TokenOut) -> bytes:
-        return _event(encode_event(self._tellings[index].token(item, self._text_of)))
+        return _event(encode_event(self._encoders[index].token(item, self._text_of)))
 
     def end(self, index: int, finished: Finished) -> bytes:
-        telling = self._tellings[index]
-        return _event(encode_event(telling.last(finished, telling.end(finished))))
+        encoder = self._encoders[index]
+        return _event(encode_event(encoder.last(finished, encoder.end(finished))))
 
     def failure(self, index: int, fault: Fault, finished: Finished) -> bytes:
         return self.end(index, finished)
@@ -116,7 +119,7 @@ class _Events(Encoder):
     def closing(self, every: Sequence[Finished]) -> bytes:
         if self._asked.n == 1:
             return b""
-        return _event(encode_event(eos_event(self._asked, self._handle, together(every), None)))
+        return _event(encode_event(eos_event(self._asked, self._handle, combined_end(every), None)))
 
 
 def _event(payload: bytes) -> bytes:

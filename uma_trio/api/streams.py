@@ -18,7 +18,7 @@ from uma_trio.http.message import Headers
 from uma_trio.http.writing import Part
 from uma_trio.service.answers import Answers, Burst
 from uma_trio.service.reading import Reading
-from uma_trio.text.replies import Said, collect
+from uma_trio.text.replies import ParsedReply, collect
 
 MUCH: Final = 64
 """Tokens with their probabilities; an answer of more is written in a helper thread."""
@@ -155,7 +155,7 @@ async def _told(
             break
         _put(exchange, b"".join(last))
         await exchange.sent()
-        answers.reader_was_behind()
+        answers.skip_next_gap()
     every = [ends[index] for index in range(len(ends))]
     return b"".join([*last, encoder.closing(every)])
 
@@ -219,7 +219,7 @@ async def whole(context: Context, answers: Answers) -> list[WholeAnswer]:
     return [WholeAnswer(tokens[i], ends[i], prompts.get(i)) for i in range(len(tokens))]
 
 
-def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> Said:
+def read(tokens: Sequence[TokenOut], end: Finished, reading: Reading) -> ParsedReply:
     """Return what one answer says, of which `whole` returned the items."""
     events = [event for token in tokens for event in reading.token(token)]
     return collect([*events, *reading.end(end)])

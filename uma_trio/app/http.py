@@ -25,7 +25,7 @@ from uma_trio.service.service import Service
 from uma_trio.sockets import listener as unix
 from uma_trio.sockets.address import LOCALHOST, Address, parse_address
 from uma_trio.sockets.handover import Handed
-from uma_trio.sockets.peers import tells_users
+from uma_trio.sockets.peers import attests_users
 from uma_trio.sockets.port import PortUnusable, TcpListener, bound, other_loopback
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.token import TokenUnusable, make_token, token_file
@@ -209,7 +209,7 @@ def with_own_key(config: Config) -> Config:
     Raises:
         ConfigError: its file cannot be used.
     """
-    if _own_user(config) is None or config.http_key_file is not None or tells_users():
+    if _own_user(config) is None or config.http_key_file is not None or attests_users():
         return config
     path = token_file({}).with_name("http-key")
     try:

@@ -14,7 +14,7 @@ from uma_trio.config.option import ConfigError
 from uma_trio.config.options import Config
 from uma_trio.observe import log
 from uma_trio.sockets.address import FRAMED_TCP, Address, parse_framed
-from uma_trio.sockets.handover import Handed, HandoverFailed, Role, gives
+from uma_trio.sockets.handover import Handed, HandoverFailed, Role, offers_handover
 from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import (
@@ -116,7 +116,7 @@ async def can_be_replaced(config: Config) -> bool:
         uma_trio.sockets.handover.HandoverFailed: there is one, and it hands nothing over.
     """
     path = str(config.socket)
-    if await gives(path):
+    if await offers_handover(path):
         return True
     pid = None if path.startswith(FRAMED_TCP) else holder_of(path)
     if pid is not None:

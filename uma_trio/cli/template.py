@@ -63,7 +63,7 @@ def about(source: str) -> dict[str, Any]:
         "usable": True,
         "reply_format": document_of(found.format),
         "found": found.format.source,
-        "tells_tools": found.tells_tools,
+        "tells_tools": found.renders_tools,
         "arguments": "as text" if found.habits.arguments_as_text else "as an object",
         "ids": found.habits.ids,
         "reasoning_of_earlier_turns": found.habits.reasoning_key or "left out",

@@ -88,7 +88,7 @@ class _Host:
             pid = os.fork()
         except OSError:
             sock.close()
-            self._tell(Ended(asked.worker, 0, 0.0))
+            self._report(Ended(asked.worker, 0, 0.0))
             return
         if pid == 0:
             status = 1
@@ -112,9 +112,9 @@ class _Host:
             if pid == 0:
                 return
             ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            self._tell(Ended(self._workers.pop(pid), ended, used.ru_utime + used.ru_stime))
+            self._report(Ended(self._workers.pop(pid), ended, used.ru_utime + used.ru_stime))
 
-    def _tell(self, ended: Ended) -> None:
+    def _report(self, ended: Ended) -> None:
         with suppress(OSError):  # the daemon is gone, which the next look finds
             self._control.sendall(framed(msgspec.msgpack.encode(ended)))
 
@@ -163,15 +163,15 @@ def confine(limits: WorkerLimits) -> None:
 
 def address_space() -> int:
     """Return how many bytes are mapped; 0 where the system does not tell."""
-    return _told("VmSize:")
+    return _status_kib("VmSize:")
 
 
 def anonymous() -> int:
     """Return how many bytes in memory are of no file, shared with the host or not; 0 if it is not told."""
-    return _told("RssAnon:")
+    return _status_kib("RssAnon:")
 
 
-def _told(name: str) -> int:
+def _status_kib(name: str) -> int:
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

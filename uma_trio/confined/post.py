@@ -17,7 +17,7 @@ from uma_trio.confined.link import HEAD, MOST_BYTES, framed
 _PIECE: Final = 1 << 18
 
 
-class Gone(Exception):
+class WorkerGone(Exception):
     """The worker has ended; the message says by what: :data:`.workers.OUT_OF_CPU`, or a signal, or the like."""
 
 

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from uma_trio.confined.link import Ended, Kill, Start, WorkerLimits
-from uma_trio.confined.post import FrameSocket, Gone, Post
+from uma_trio.confined.post import FrameSocket, Post, WorkerGone
 
 _ENDED: Final = msgspec.msgpack.Decoder(Ended)
 # A host that ends at once is not started again by every request.
@@ -61,19 +61,19 @@ class Worker:
         self._line = line
 
     def ask(self, payload: bytes) -> Future[bytes]:
-        """Send a frame; return what will be its answer, or :class:`.post.Gone`."""
+        """Send a frame; return what will be its answer, or :class:`.post.WorkerGone`."""
         answer: Future[bytes] = Future()
         with self._lock:
             over = self._over
             if not over:
                 self._waiting.append(answer)
         if over or self._line is None:
-            answer.set_exception(Gone(self._why or "it has ended"))
+            answer.set_exception(WorkerGone(self._why or "it has ended"))
         else:
             self._line.send(payload)
         return answer
 
-    def tell(self, payload: bytes) -> None:
+    def send(self, payload: bytes) -> None:
         """Send a frame that has no answer."""
         if self._line is not None:
             self._line.send(payload)
@@ -101,7 +101,7 @@ class Worker:
             self._waiting.clear()
         for answer in waiting:
             with suppress(InvalidStateError):
-                answer.set_exception(Gone(why))
+                answer.set_exception(WorkerGone(why))
 
     def _settle(self, frame: bytes) -> None:
         with self._lock:
@@ -231,11 +231,11 @@ class Workers:
             if self._closed:
                 return False
             self._process = process
-            self._host = self._post.line(sock, self._told)
+            self._host = self._post.line(sock, self._on_host_frame)
             self._host.send(setup)
         return True
 
-    def _told(self, frame: bytes | None) -> None:
+    def _on_host_frame(self, frame: bytes | None) -> None:
         """Note what the host says. On the thread of the post."""
         if frame is not None:
             ended = _ENDED.decode(frame)

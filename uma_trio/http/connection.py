@@ -319,7 +319,7 @@ class Connection:
         self._http.receive_data(data)
         # TCP cannot tell a client that ended its sending side from one that left altogether.
         if data or self._by_socket:
-            await self._transport.wait_until_gone()
+            await self._transport.wait_until_closed()
         self._gone()
 
     # --- reading ---

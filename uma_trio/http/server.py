@@ -14,7 +14,7 @@ from uma_trio.http.settings import ServerContext
 from uma_trio.service.front import Front
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.principal import Principal
-from uma_trio.sockets.refusing import Refusing
+from uma_trio.sockets.refusing import Rejector
 from uma_trio.sockets.transport import Transport
 
 _BUSY = (
@@ -44,7 +44,7 @@ class Server(Front[Connection]):
         self._router = router
         self._allowed_uid = allowed_uid
         self._who = who
-        self._refusing = Refusing()
+        self._rejector = Rejector()
         self._per_host: Counter[str] = Counter()
 
     def stop_accepting(self) -> None:
@@ -52,14 +52,14 @@ class Server(Front[Connection]):
         super().stop_accepting()
         self.end_connections()
 
-    def whose(self, sock: socket.socket) -> Principal:
+    def principal_for(self, sock: socket.socket) -> Principal:
         """Return whom a client is for. Raises OSError if it has left."""
         principal = self._who(sock, os.geteuid())
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return principal
 
-    def let_in(self, sock: socket.socket, principal: Principal) -> None:
+    def admit(self, sock: socket.socket, principal: Principal) -> None:
         """Take over a client's socket: let it in or turn it away. Never blocks."""
         transport = Transport(sock)
         host, by_socket = principal.host, sock.family == socket.AF_UNIX
@@ -67,7 +67,7 @@ class Server(Front[Connection]):
             transport.close()
             return
         if not self._has_place(principal):
-            self._refusing.tell(
+            self._rejector.send(
                 transport, _BUSY, self._nursery, self._context.settings.linger_quiet_s
             )
             return
@@ -79,7 +79,7 @@ class Server(Front[Connection]):
             by_socket=by_socket,
         )
         self._per_host[host] += 1
-        self._let_in(connection, lambda: self._left(host))
+        self._add_session(connection, lambda: self._left(host))
 
     def _left(self, host: str) -> None:
         self._per_host[host] -= 1

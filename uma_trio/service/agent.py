@@ -45,17 +45,17 @@ class Agent:
         self._log = log
         self._open = 0
         self._accepting = trio.CancelScope()
-        self._goes_on = trio.Event()
-        self._goes_on.set()
+        self._resumed = trio.Event()
+        self._resumed.set()
 
     def pause_accepting(self) -> None:
         """Leave further clients in the backlog until :meth:`resume_accepting`."""
-        self._goes_on = trio.Event()
+        self._resumed = trio.Event()
         self._accepting.cancel()
 
     def resume_accepting(self) -> None:
         """Accept clients again."""
-        self._goes_on.set()
+        self._resumed.set()
 
     async def serve(
         self,
@@ -71,15 +71,15 @@ class Agent:
                     sock.close()
                     return
                 self._open += 1
-                nursery.start_soon(self._tell, sock)
+                nursery.start_soon(self._send_status, sock)
 
             task_status.started()
             while True:
                 with trio.CancelScope() as self._accepting:
                     await accept_forever(listening, handle, self._failed)
-                await self._goes_on.wait()
+                await self._resumed.wait()
 
-    async def _tell(self, sock: socket.socket) -> None:
+    async def _send_status(self, sock: socket.socket) -> None:
         try:
             with trio.move_on_after(SEND_S), trio.socket.from_stdlib_socket(sock) as client:
                 await client.send(f"{await self._line()}\n".encode())

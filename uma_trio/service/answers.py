@@ -100,7 +100,7 @@ class Answers:
             await self._start()
         except Refusal:
             for generation in self.generations:
-                generation.was_refused()
+                generation.mark_refused()
             self.close()
             raise
         except BaseException:
@@ -115,7 +115,7 @@ class Answers:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            self._dealt_with()
+            self._return_credit()
         self.close()
 
     @property
@@ -144,12 +144,12 @@ class Answers:
         next call or at the end of the block. Its exceptions are raised here. After cancellation it
         is not called again.
         """
-        self._dealt_with()
+        self._return_credit()
 
         def take() -> bool:
             if not tell(self._taken()):
                 return False
-            self._dealt_with()
+            self._return_credit()
             return bool(self._open)
 
         await self._reader.read(take)
@@ -168,10 +168,10 @@ class Answers:
         await self.read(tell)
         return found
 
-    def reader_was_behind(self) -> None:
+    def skip_next_gap(self) -> None:
         """Note that the latest items waited for the reader: that gap is not the daemon's."""
         for generation in self.generations:
-            generation.reader_was_behind()
+            generation.skip_next_gap()
 
     def end(self, code: str | None = None, message: str | None = None) -> None:
         """End every answer: as cancelled, or with an error code."""
@@ -252,7 +252,7 @@ class Answers:
             raise Refusal(Code.E_RUNTIME_004, _STOPPED) from None
         debts.pop(payer, None)  # a request that was refused has paid nothing
         for generation in self.generations:
-            generation.was_submitted()
+            generation.mark_submitted()
 
     def _taken(self) -> list[Burst]:
         bursts: list[Burst] = []
@@ -267,9 +267,9 @@ class Answers:
             ]
         return bursts
 
-    def _dealt_with(self) -> None:
+    def _return_credit(self) -> None:
         for generation in self.generations:
-            generation.dealt_with()
+            generation.return_credit()
 
 
 def _listed(asks: Sequence[Ask], slots: int) -> Sequence[Ask]:
@@ -277,7 +277,7 @@ def _listed(asks: Sequence[Ask], slots: int) -> Sequence[Ask]:
     return asks if sum(ask.n for ask in asks) <= slots else [evolve(asks[0], n=1)]
 
 
-def together(ends: Sequence[Finished]) -> Finished:
+def combined_end(ends: Sequence[Finished]) -> Finished:
     """Return the combined end of several answers to one prompt: the worst reason of any.
 
     The prompt counts once. `cached_tokens` is the value of the answer that found the least in the

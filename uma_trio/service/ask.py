@@ -29,7 +29,7 @@ from uma_trio.text.frontend import Chat as Chat  # these are words of the fronts
 from uma_trio.text.frontend import Prompt as Prompt
 from uma_trio.text.shape import Shape as Shape
 from uma_trio.text.template import Manner as Manner
-from uma_trio.text.tokeniser import Whose
+from uma_trio.text.tokeniser import TextOwner
 from uma_trio.words import Awaits, Lane, Pace, Speculation
 from uma_trio.words import chosen as chosen
 
@@ -186,13 +186,13 @@ def namespace(ask: Ask, origin: Origin, together: int) -> str | None:
     return f"{principal.shares_as}/salt {ask.cache.text}"
 
 
-def whose_texts(ask: Ask, origin: Origin) -> Whose | None:
+def text_owner(ask: Ask, origin: Origin) -> TextOwner | None:
     """Return whose texts are those of a request, if their tokens may be remembered at all.
 
     Who shares cached prefixes with it shares them, too.
     """
     shared = None if ask.cache == "none" else namespace(ask, origin, 0)
-    return None if shared is None else Whose(origin.principal.shares_as, shared)
+    return None if shared is None else TextOwner(origin.principal.shares_as, shared)
 
 
 def seeded(seed: int | None) -> int:

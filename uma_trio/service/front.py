@@ -13,21 +13,21 @@ import trio
 
 from uma_trio.observe.log import Log
 from uma_trio.observe.metrics import Metrics
-from uma_trio.service.places import Occupant, makes_room
+from uma_trio.service.places import Occupant, connection_to_evict
 from uma_trio.sockets.accepting import Arrivals
-from uma_trio.sockets.peers import is_gone, will_send_no_more
+from uma_trio.sockets.peers import is_closed, will_send_no_more
 from uma_trio.sockets.principal import Principal
 
 # It fails ten times a second while it lasts; the metric counts each, the log tells it this often.
-_ACCEPT_TOLD_S = 60.0
+_ACCEPT_WARNING_S = 60.0
 # Connections that were told to leave and have not yet closed; beyond, nobody makes room for a while.
 MOST_LEAVING = 64
 # Clients let in before other tasks have their turn. To set one up, with its first request, takes about 0.6 ms.
-_LET_IN_AT_ONCE = 4
+_ADMITTED_PER_PASS = 4
 # Between two looks whether everybody has left, or whether a place can be freed for an owner for whom none could.
-_LOOK_S = 0.05
+_POLL_S = 0.05
 # Owners for whom no place could be freed lately, at most.
-_MOST_LOOKED_FOR = 64
+_MAX_FAILED_SEARCHES = 64
 
 
 class Accepts(Protocol):
@@ -96,12 +96,12 @@ class Front(ABC, Generic[S]):
         # Those that hold a place, and what is called once when it is given up.
         self._placed: dict[S, Callable[[], None]] = {}
         # When a place was last looked for in vain, by owner: looking takes time in proportion to the places.
-        self._looked_for: dict[Hashable, float] = {}
-        self._told_again = -math.inf
+        self._failed_searches: dict[Hashable, float] = {}
+        self._next_warning_at = -math.inf
         self._arrivals = Arrivals()
         self._accepting = trio.CancelScope()
-        self._goes_on = trio.Event()
-        self._goes_on.set()
+        self._resumed = trio.Event()
+        self._resumed.set()
         self._ended = False
 
     @property
@@ -124,16 +124,16 @@ class Front(ABC, Generic[S]):
             self._nursery = nursery
             task_status.started()
             with closing(self._arrivals):
-                await nursery.start(self._let_in_by_turns)
+                await nursery.start(self._admit_arrivals)
                 await self._accept(listener)
                 listener.stop()
                 await self._arrivals.until_empty()
-            self._letting_in.cancel()
+            self._admitting.cancel()
 
-    async def attend(
+    async def serve_accepted(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve only the sockets given to :meth:`welcome`, until cancelled. For tests."""
+        """Serve only the sockets given to :meth:`admit_at_once`, until cancelled. For tests."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -141,20 +141,20 @@ class Front(ABC, Generic[S]):
 
     def pause_accepting(self) -> None:
         """Leave further clients in the backlog until :meth:`resume_accepting`."""
-        self._goes_on = trio.Event()
+        self._resumed = trio.Event()
         self._accepting.cancel()
 
     def resume_accepting(self) -> None:
         """Accept clients again."""
-        self._goes_on.set()
+        self._resumed.set()
 
     def stop_accepting(self) -> None:
         """Accept no further clients."""
         self._ended = True
         self._accepting.cancel()
-        self._goes_on.set()
+        self._resumed.set()
 
-    def let_go(self) -> None:
+    def drain_connections(self) -> None:
         """Have every connection end between two requests; to be called again and again."""
         for session in tuple(self._sessions):
             session.leave()
@@ -166,8 +166,8 @@ class Front(ABC, Generic[S]):
             trio.lowlevel.checkpoint()
         )  # a client that the kernel gives us in this moment is accepted, too
         while self._sessions or len(self._arrivals):
-            self.let_go()
-            await trio.sleep(_LOOK_S)
+            self.drain_connections()
+            await trio.sleep(_POLL_S)
 
     def end_connections(self) -> None:
         """Close every connection after its pending bytes are written."""
@@ -175,7 +175,7 @@ class Front(ABC, Generic[S]):
             session.end()
 
     @abstractmethod
-    def whose(self, sock: socket.socket) -> Principal:
+    def principal_for(self, sock: socket.socket) -> Principal:
         """Return whom a client is for.
 
         Raises:
@@ -183,13 +183,13 @@ class Front(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def let_in(self, sock: socket.socket, principal: Principal) -> None:
+    def admit(self, sock: socket.socket, principal: Principal) -> None:
         """Take a client's socket: accept or refuse the client. Never blocks."""
 
-    def welcome(self, sock: socket.socket) -> None:
+    def admit_at_once(self, sock: socket.socket) -> None:
         """Let a client in at once, without a turn."""
         try:
-            self._let_in_or_close(sock, self.whose(sock))
+            self._admit_or_close(sock, self.principal_for(sock))
         except OSError:
             sock.close()  # it is gone already
 
@@ -197,49 +197,49 @@ class Front(ABC, Generic[S]):
         while not self._ended:
             with trio.CancelScope() as self._accepting:
                 await listener.accept_forever(self._arrived, self._accept_failed)
-            await self._goes_on.wait()
+            await self._resumed.wait()
 
     def _arrived(self, sock: socket.socket) -> None:
         try:
-            principal = self.whose(sock)
+            principal = self.principal_for(sock)
         except OSError:
             sock.close()  # it is gone already
             return
         self._arrivals.add(sock, principal)
 
-    async def _let_in_by_turns(
+    async def _admit_arrivals(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        with trio.CancelScope() as self._letting_in:
+        with trio.CancelScope() as self._admitting:
             task_status.started()
             while True:
                 await self._arrivals.wait()
-                for _ in range(min(_LET_IN_AT_ONCE, len(self._arrivals))):
+                for _ in range(min(_ADMITTED_PER_PASS, len(self._arrivals))):
                     sock, principal = self._arrivals.take()
-                    if is_gone(sock):
+                    if is_closed(sock):
                         sock.close()
                         continue
                     # A client that has probably left again is work for nobody: one of these at a time.
                     last = will_send_no_more(sock)
-                    self._let_in_or_close(sock, principal)
+                    self._admit_or_close(sock, principal)
                     if last:
                         break
                 await trio.lowlevel.checkpoint()
 
-    def _let_in_or_close(self, sock: socket.socket, principal: Principal) -> None:
+    def _admit_or_close(self, sock: socket.socket, principal: Principal) -> None:
         """Let a client in; a fault of ours ends its connection and not the daemon."""
         try:
-            self.let_in(sock, principal)
+            self.admit(sock, principal)
         except Exception:
             self._log.exception("a client was not let in, by a fault")
             sock.close()
 
-    def _let_in(self, session: S, left: Callable[[], None] = lambda: None) -> None:
+    def _add_session(self, session: S, left: Callable[[], None] = lambda: None) -> None:
         """Give a client a place; `left` is called when the place is free, however that comes."""
         self._placed[session] = left
-        self._attend(session)
+        self._start_session(session)
 
-    def _attend(self, session: S) -> None:
+    def _start_session(self, session: S) -> None:
         self._sessions.add(session)
         self._telemetry.session_opened()
         self._nursery.start_soon(self._run, session)
@@ -249,19 +249,19 @@ class Front(ABC, Generic[S]):
         now = trio.current_time()
         if len(self._sessions) >= len(self._placed) + MOST_LEAVING:
             return False
-        if now < self._looked_for.get(owner, -math.inf) + _LOOK_S:
+        if now < self._failed_searches.get(owner, -math.inf) + _POLL_S:
             return False
-        session = makes_room(self._placed if among is None else among, owner, now)
+        session = connection_to_evict(self._placed if among is None else among, owner, now)
         if session is None:
-            if len(self._looked_for) >= _MOST_LOOKED_FOR:
-                self._looked_for.clear()
-            self._looked_for[owner] = now
+            if len(self._failed_searches) >= _MAX_FAILED_SEARCHES:
+                self._failed_searches.clear()
+            self._failed_searches[owner] = now
             return False
-        self._give_up(session)
+        self._release_place(session)
         session.make_room()
         return True
 
-    def _give_up(self, session: S) -> None:
+    def _release_place(self, session: S) -> None:
         left = self._placed.pop(session, None)
         if left is not None:
             left()
@@ -274,12 +274,12 @@ class Front(ABC, Generic[S]):
             self._log.exception("connection ended by a fault")
         finally:
             self._sessions.discard(session)
-            self._give_up(session)
+            self._release_place(session)
             self._telemetry.session_closed()
 
     def _accept_failed(self, exc: OSError) -> None:
         self._telemetry.accept_failed()
-        if trio.current_time() >= self._told_again:
-            self._told_again = trio.current_time() + _ACCEPT_TOLD_S
+        if trio.current_time() >= self._next_warning_at:
+            self._next_warning_at = trio.current_time() + _ACCEPT_WARNING_S
             fix = f"raise ulimit -n, or lower {self._option}"
             self._log.warning("cannot accept clients", why=exc.strerror, fix=fix)

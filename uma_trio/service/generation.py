@@ -135,7 +135,7 @@ class Generation:
             owes_s=owes_s,
         )
 
-    def was_submitted(self) -> None:
+    def mark_submitted(self) -> None:
         """Note that the engine has the request."""
         self._submitted = True
 
@@ -158,7 +158,7 @@ class Generation:
         was_stopped = self.reading.stopped is not None
         found = self.reading.take(item)
         if self.reading.stopped is not None and not was_stopped and isinstance(item, TokenOut):
-            self._tell(Cancel(self.handle, reason="stop"))
+            self._send(Cancel(self.handle, reason="stop"))
         return found
 
     def so_far(self, n_tokens: int) -> Finished:
@@ -175,7 +175,7 @@ class Generation:
             total_s=self._service.clock() - self.arrived,
         )
 
-    def reader_was_behind(self) -> None:
+    def skip_next_gap(self) -> None:
         """Note that the latest items waited for the reader: that gap is not the daemon's."""
         self._shown_at = None
 
@@ -185,7 +185,7 @@ class Generation:
         Before it is submitted, all answers to its request end with it.
         """
         if self._submitted:
-            self._tell(Cancel(self.handle, code, message))
+            self._send(Cancel(self.handle, code, message))
         elif not self._ended_early:
             self._ended_early = True
             self._preparing.cancel()
@@ -193,7 +193,7 @@ class Generation:
             self.pipe.send_nowait(self._never_submitted(code, message))
             self.pipe.flush()
 
-    def was_refused(self) -> None:
+    def mark_refused(self) -> None:
         """Note that it was not accepted: it has no end, and counts as none."""
         self._ended_early = True
 
@@ -201,14 +201,14 @@ class Generation:
         """Move it to a lane."""
         self.lane = lane
         if self._submitted:
-            self._tell(SetLane(self.handle, lane))
+            self._send(SetLane(self.handle, lane))
 
     def close(self) -> None:
         """End it if it still runs, and remove it from the directory. Idempotent."""
         if not self.finished:
             self.end()
             self.finished = True
-        self.tell_of_calls()
+        self.keep_prefix_after_calls()
         self.pipe.close()
         if self._service.directory.remove(self) and self._submitted:
             self._log()
@@ -218,7 +218,7 @@ class Generation:
         line = line_of(self.handle, self.origin, self.choice, self.lane, self._last, total_s)
         self._service.log_request(line)
 
-    def tell_of_calls(self) -> None:
+    def keep_prefix_after_calls(self) -> None:
         """Keep its cached prefix for longer, if the answer called a tool as far as it was read.
 
         Idempotent. Leaving the block calls this; a reader that reads the answer later must call it
@@ -227,9 +227,9 @@ class Generation:
         end = self._end
         if end is not None and self.reading.reason(end) == "tool_calls":
             self._end = None
-            self._tell(Keep(self.handle))
+            self._send(Keep(self.handle))
 
-    def dealt_with(self) -> None:
+    def return_credit(self) -> None:
         """Note that the reader has passed on the items that it took."""
         if not self._taken:
             return
@@ -237,10 +237,10 @@ class Generation:
         if self.ask.streamed:
             self._shown(service.clock())
         if not self.finished:
-            self._tell(Credit(self.handle, self._taken))
+            self._send(Credit(self.handle, self._taken))
         self._taken = 0
 
-    def _tell(self, message: InboxMessage) -> None:
+    def _send(self, message: InboxMessage) -> None:
         if self.served is not None:
             self.served.inbox.put(message)
 

@@ -33,7 +33,7 @@ def is_quiet(place: Occupant, now: float, grace_s: float = GRACE_S) -> bool:
     return since is not None and now - since >= grace_s
 
 
-def makes_room(places: Iterable[P], owner: Hashable, now: float) -> P | None:
+def connection_to_evict(places: Iterable[P], owner: Hashable, now: float) -> P | None:
     """Return the connection that is closed for a newcomer of `owner`; None if none may be.
 
     Among owners who hold more than the newcomer's, and his own connections, the owner who holds the

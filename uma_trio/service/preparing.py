@@ -11,7 +11,7 @@ from uma_protocol.errors import Code
 from uma_trio.backend.base import IntArray
 from uma_trio.models.loaded import LoadedModel
 from uma_trio.models.refusal import Refusal
-from uma_trio.service.ask import Ask, Chat, Door, Origin, whose_texts
+from uma_trio.service.ask import Ask, Chat, Door, Origin, text_owner
 from uma_trio.service.checks import check_fits, check_untokenised, is_large, refusing_depth
 from uma_trio.service.fair import RunFor, program_of
 from uma_trio.text.frontend import Preparation, Prepared
@@ -64,7 +64,7 @@ async def prepare(
         shape=ask.shape,
         budget=ask.reasoning_budget,
         n=ask.n,
-        whose=whose_texts(ask, origin),
+        owner=text_owner(ask, origin),
     )
     if not isinstance(ask.prompt, Chat | str) and ask.shape is None:
         return preparation.finish()  # tokens are taken as they are
@@ -95,7 +95,7 @@ async def count_tokens(model: LoadedModel, ask: Ask, origin: Origin) -> int:
         Refusal: the request would be refused, whatever its number of tokens.
     """
     await check(model, ask, origin.door, fits=False)
-    prompt, owner = ask.prompt, whose_texts(ask, origin)
+    prompt, owner = ask.prompt, text_owner(ask, origin)
     with refusing_depth():
         tokens, *_ = await _rendering(model, lambda: model.front_end.tokens_of(prompt, owner))
         return len(tokens)

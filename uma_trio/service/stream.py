@@ -134,7 +134,7 @@ class Pipe:
             if self._hold(item):
                 return
         elif self._held:
-            self._let_go_all()
+            self._release_held()
         elif isinstance(item, PromptProgress) and self._replaces(item):
             return
         self._items.append(item)
@@ -165,7 +165,7 @@ class Pipe:
         """Drop what is there and what comes. Idempotent."""
         self._closed = True
         if self._held:
-            self._let_go_all()
+            self._release_held()
         self._items.clear()
 
     def _replaces(self, item: PromptProgress) -> bool:
@@ -196,7 +196,7 @@ class Pipe:
         moved = moved_forward(dues, due, self._playout.clock(), self._shown_at)
         self._held = deque(zip(moved, tokens, strict=True))
 
-    def _let_go_all(self) -> None:
+    def _release_held(self) -> None:
         held = self._held
         self._items += [token for _, token in held]
         self._playout.held -= len(held)

@@ -137,7 +137,7 @@ class Giver:
         """
         while True:
             sock = await accept_one(self._listening)
-            if _is_ours(sock) and await _wants_to_take(sock):
+            if _is_ours(sock) and await _requests_handover(sock):
                 return Asked(trio.socket.from_stdlib_socket(sock))
             sock.close()
 
@@ -246,7 +246,7 @@ class TakenSockets:
         self._channel.close()
 
 
-async def gives(path: str) -> bool:
+async def offers_handover(path: str) -> bool:
     """Return whether a daemon of this user serves on `path` and would hand its sockets over.
 
     Raises:
@@ -321,7 +321,7 @@ async def _reached(path: str) -> trio.socket.SocketType | None:
     raise HandoverFailed(f"{name} is another user's; nothing was taken")
 
 
-async def _wants_to_take(sock: socket.socket) -> bool:
+async def _requests_handover(sock: socket.socket) -> bool:
     """Whether who has connected sends the byte that asks for the sockets. Cancelled, `sock` is closed."""
     sock.setblocking(False)
     said = b""

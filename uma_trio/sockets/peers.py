@@ -92,7 +92,7 @@ def principal_of(sock: socket.socket, operator_uid: int) -> Principal:
     )
 
 
-def tells_users() -> bool:
+def attests_users() -> bool:
     """Whether the kernel tells whose a connection to a port of this machine is: tried with one of our own."""
     with socket.socket() as listening, socket.socket() as client:
         try:
@@ -106,7 +106,7 @@ def tells_users() -> bool:
             return False
 
 
-def is_gone(sock: socket.socket) -> bool:
+def is_closed(sock: socket.socket) -> bool:
     """Tell a peer that closed its socket from one that only ended its sending side.
 
     Both read as EOF. ``poll`` reports POLLHUP for the first only (the second is POLLRDHUP).

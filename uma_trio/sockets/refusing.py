@@ -12,13 +12,13 @@ MOST_AT_ONCE = 64
 _UNREAD_BYTES = 1 << 18
 
 
-class Refusing:
+class Rejector:
     """Tells clients a last word, and closes their sockets."""
 
     def __init__(self) -> None:
-        self._n_told = 0
+        self._n_lingering = 0
 
-    def tell(
+    def send(
         self, transport: Transport, word: bytes, nursery: trio.Nursery, linger_s: float
     ) -> None:
         """Tell a client `word`, which fits into the buffer of a new socket. Never blocks."""
@@ -27,8 +27,8 @@ class Refusing:
         except trio.BrokenResourceError:
             transport.close()
             return
-        if self._n_told < MOST_AT_ONCE:
-            self._n_told += 1
+        if self._n_lingering < MOST_AT_ONCE:
+            self._n_lingering += 1
             nursery.start_soon(self._listen, transport, linger_s)
             return
         transport.end_sending()
@@ -40,5 +40,5 @@ class Refusing:
             with trio.move_on_after(linger_s):
                 await transport.linger(_UNREAD_BYTES)
         finally:
-            self._n_told -= 1
+            self._n_lingering -= 1
             transport.close()

@@ -28,31 +28,31 @@ class Supervisor:
 
     def loading(self, share: float) -> None:
         """Say how much of the model is loaded, and ask for more time."""
-        self._tell(STATUS=f"loading the model, {share:.0%}", EXTEND_TIMEOUT_USEC=str(_LOADING_US))
+        self._notify(STATUS=f"loading the model, {share:.0%}", EXTEND_TIMEOUT_USEC=str(_LOADING_US))
 
     def measuring(self, share: float) -> None:
         """Say how far the machine is measured, and ask for more time."""
-        self._tell(
+        self._notify(
             STATUS=f"measuring the machine, {share:.0%}", EXTEND_TIMEOUT_USEC=str(_LOADING_US)
         )
 
     def ready(self, what: str) -> None:
         """Say that clients can connect, and what they get."""
-        self._tell(READY="1", STATUS=what)
+        self._notify(READY="1", STATUS=what)
 
     def alive(self) -> None:
         """Say that the engine computes, or that there is nothing to compute."""
-        self._tell(WATCHDOG="1")
+        self._notify(WATCHDOG="1")
 
     def stopping(self, drain_s: float) -> None:
         """Say that the daemon drains, and how long that may take."""
-        self._tell(
+        self._notify(
             STOPPING="1",
             STATUS="finishing the running requests",
             EXTEND_TIMEOUT_USEC=str(int((drain_s + 20) * 1e6)),
         )
 
-    def _tell(self, **fields: str) -> None:
+    def _notify(self, **fields: str) -> None:
         if not self._address:
             return
         text = "\n".join(f"{name}={value}" for name, value in fields.items())

@@ -15,7 +15,7 @@ from math import inf
 
 import trio
 
-from uma_trio.sockets.peers import is_gone
+from uma_trio.sockets.peers import is_closed
 
 try:
     import fcntl
@@ -93,13 +93,13 @@ class Transport:
             except OSError as exc:
                 raise self._translated(exc) from exc
 
-    def is_gone(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the peer has closed its socket, and not only its sending side."""
-        return is_gone(self._sock)
+        return is_closed(self._sock)
 
-    async def wait_until_gone(self) -> None:
+    async def wait_until_closed(self) -> None:
         """After EOF, wait until the peer has closed its socket altogether."""
-        await wait_until_gone(self._sock)
+        await wait_until_closed(self._sock)
 
     def end_sending(self) -> None:
         """Tell the peer that nothing more comes; a peer that is gone already is fine."""
@@ -155,7 +155,7 @@ class Transport:
         return trio.BrokenResourceError(f"the peer is gone: {exc.strerror}")
 
 
-async def wait_until_gone(sock: socket.socket) -> None:
+async def wait_until_closed(sock: socket.socket) -> None:
     """Wait, after EOF, until the peer that still listens closes its socket altogether.
 
     After EOF a socket is readable and writable for good, so trio's own waits cannot tell. On
@@ -167,5 +167,5 @@ async def wait_until_gone(sock: socket.socket) -> None:
             hangup.register(sock, 0)
             await trio.lowlevel.wait_readable(hangup.fileno())
     else:
-        while not is_gone(sock):  # noqa: ASYNC110 - nothing there to wait for, see above
+        while not is_closed(sock):  # noqa: ASYNC110 - nothing there to wait for, see above
             await trio.sleep(_GONE_POLL_S)

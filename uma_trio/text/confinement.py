@@ -22,7 +22,7 @@ from attrs import define, frozen
 
 from uma_trio.confined import workers
 from uma_trio.confined.link import WorkerLimits
-from uma_trio.confined.post import Gone
+from uma_trio.confined.post import WorkerGone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
 from uma_trio.text import shape_worker
 from uma_trio.text.constraint import NONE, Ids, UnderWay, holds
@@ -131,11 +131,11 @@ class ApartFollower:
             return UnderWay(found)
         answer = self._worker.ask(bytes(self._steps))
         self._steps.clear()
-        answer.add_done_callback(partial(_tell, found, self._n_vocab, self._fate, self._explain))
+        answer.add_done_callback(partial(_settle, found, self._n_vocab, self._fate, self._explain))
         return UnderWay(found)
 
 
-def _tell(
+def _settle(
     found: Future[Ids],
     n_vocab: int,
     fate: Fate,
@@ -251,7 +251,7 @@ class Confinement:
             answer = worker.ask(asked).result(patience + _SLACK_S)
         except NotInTime:
             raise NotChecked("takes too long to be compiled; simplify it, or try again") from None
-        except Gone as gone:
+        except WorkerGone as gone:
             self.note("ended")
             why = str(gone)
             if why in _OF_THE_SHAPE:
@@ -294,7 +294,7 @@ class Confinement:
                 worker = self._workers.start(self.limits.of_worker, revive=False)
             except Unavailable:
                 return None
-            worker.tell(asked)
+            worker.send(asked)
             return worker, False
 
         def explain(why: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 
 from uma_trio.text.chat import Call, Message, Tool
-from uma_trio.text.documents import NO_HABITS, Habits, wants_results_inside
+from uma_trio.text.documents import NO_HABITS, Habits, nests_results
 from uma_trio.text.prompt import Unrenderable
 from uma_trio.text.replies.derive import PROBING_S, derive
 from uma_trio.text.replies.format import PLAIN, ReplyFormat
@@ -42,16 +42,16 @@ class Efforts:
     by_default: bool | None = None
     words: Mapping[str, Mapping[str, str]] = field(factory=dict)
 
-    def told(self, manner: Manner) -> Manner:
+    def apply(self, manner: Manner) -> Manner:
         """Return a manner with these arguments; those of the request have precedence."""
-        told: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if manner.reasons is not None:
-            told |= {name: SWITCHES[name][not manner.reasons] for name in self.switches}
+            arguments |= {name: SWITCHES[name][not manner.reasons] for name in self.switches}
         word = "none" if manner.effort is None and manner.thinks is False else manner.effort
         for name, words in self.words.items():
             if word is not None and word in words:
-                told[name] = words[word]
-        return evolve(manner, arguments={**told, **manner.arguments})
+                arguments[name] = words[word]
+        return evolve(manner, arguments={**arguments, **manner.arguments})
 
 
 def efforts_of(render: Render, source: str, *, harmony: bool) -> Efforts:
@@ -102,13 +102,13 @@ _ARGUMENTS = ("qzone", "qztwo")  # arguments of calls, in no template's own text
 class Derivation:
     """What was found out: how the model writes replies, and what the template expects.
 
-    `tells_tools`: the template shows tools to the model. `refused` are the shapes of answers that the
+    `renders_tools`: the template shows tools to the model. `refused` are the shapes of answers that the
     template does not take back (none, in a good one); one with `takes_parallel_calls` takes several calls.
     """
 
     format: ReplyFormat = PLAIN
     habits: Habits = NO_HABITS
-    tells_tools: bool = False
+    renders_tools: bool = False
     efforts: Efforts = field(factory=Efforts)
     takes_parallel_calls: bool = True
     refused: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class Derivation:
         cls, template: ChatTemplate, source: str, override: ReplyFormat | None = None
     ) -> Derivation:
         """Probe a template. Takes tens of milliseconds, and bounded time in any case. Blocks."""
-        has_parts = _wants_parts(template)
+        has_parts = _needs_parts(template)
 
         def render(messages: Sequence[Message], tools: Sequence[Tool], habits: Habits) -> str:
             habits = evolve(habits, content_as_parts=has_parts)
@@ -142,10 +142,10 @@ class Derivation:
         habits = evolve(
             derived.habits,
             ids=ids,
-            results_inside=wants_results_inside(source),
+            results_inside=nests_results(source),
             content_as_parts=has_parts,
         )
-        found = cls(override or made, habits, derived.tells_tools, efforts)
+        found = cls(override or made, habits, derived.renders_tools, efforts)
         return found if found.in_words else found._tried(template, until)
 
     @property
@@ -159,7 +159,7 @@ class Derivation:
 
     def _tried(self, template: ChatTemplate, until: float) -> Derivation:
         parallel, refused = True, list[str]()
-        tools = [_TOOL] if self.tells_tools else []
+        tools = [_TOOL] if self.renders_tools else []
         for name, chat in _answers():
             if time.monotonic() > until:
                 parallel = False  # not all shapes were tried: one call is what every template takes
@@ -226,7 +226,7 @@ def _answers() -> Iterator[tuple[str, list[Message]]]:
         yield name, [Message("user", "Look."), answer, *(results or [Message("user", "Well?")])]
 
 
-def _wants_parts(template: ChatTemplate) -> bool:
+def _needs_parts(template: ChatTemplate) -> bool:
     """Whether a template writes a content only where it is a list of parts."""
     shown: list[bool] = []
     for habits in (NO_HABITS, Habits(content_as_parts=True)):

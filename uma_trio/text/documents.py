@@ -39,7 +39,7 @@ class Habits:
 NO_HABITS: Final = Habits()
 
 
-def wants_results_inside(source: str) -> bool:
+def nests_results(source: str) -> bool:
     """Whether the template expects results inside, and has no tool messages."""
     return "tool_responses" in source and _KNOWS_RESULTS.search(source) is None
 

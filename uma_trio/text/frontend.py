@@ -16,7 +16,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from uma_trio.backend.base import IntArray, SpecialToken, Vocabulary
-from uma_trio.text import telling
+from uma_trio.text import tool_prompt
 from uma_trio.text.chat import AUTO, Message, Tool, ToolChoice
 from uma_trio.text.constraint import Compiler, Constraint
 from uma_trio.text.derivation import Derivation, Finding
@@ -27,7 +27,7 @@ from uma_trio.text.replying import NOTHING_LOOSENED, Loosened, Replies
 from uma_trio.text.shape import Shape
 from uma_trio.text.slices import is_blank
 from uma_trio.text.template import PLAINLY, ChatTemplate, Manner, NotRendered
-from uma_trio.text.tokeniser import Tokeniser, Whose
+from uma_trio.text.tokeniser import TextOwner, Tokeniser
 
 if TYPE_CHECKING:
     from uma_trio.text.confinement import Confinement
@@ -124,17 +124,17 @@ class FrontEnd:
         found, template, _ = self.finding.get()
         return None if template is None else found
 
-    def tokens_of(self, prompt: Prompt, whose: Whose | None = None) -> Tokenised:
+    def tokens_of(self, prompt: Prompt, owner: TextOwner | None = None) -> Tokenised:
         """Return the tokens of any prompt. Raises :class:`Unrenderable`."""
         if isinstance(prompt, str):
-            return Tokenised(self.prepare_prompt(prompt, whose))
+            return Tokenised(self.prepare_prompt(prompt, owner))
         if isinstance(prompt, Chat):
-            return self.prepare_chat(prompt.messages, prompt.manner, prompt.tools, whose)
+            return self.prepare_chat(prompt.messages, prompt.manner, prompt.tools, owner)
         return Tokenised(prompt)
 
-    def prepare_prompt(self, text: str, whose: Whose | None = None) -> IntArray:
+    def prepare_prompt(self, text: str, owner: TextOwner | None = None) -> IntArray:
         """Return the tokens of a text (int32), behind the model's first one; special tokens in it are text."""
-        return self._finished(self._tokeniser.tokens(text, whose))
+        return self._finished(self._tokeniser.tokens(text, owner))
 
     def prepare_mixed(self, parts: Sequence[str | int]) -> IntArray:
         """Return the tokens of a prompt of texts and tokens. Only a text is preceded by the first token."""
@@ -152,12 +152,12 @@ class FrontEnd:
         messages: Sequence[Message],
         manner: Manner,
         tools: Sequence[Tool],
-        whose: Whose | None = None,
+        owner: TextOwner | None = None,
     ) -> Tokenised:
         """Return the tokens of a chat, up to the beginning of an answer. Raises :class:`Unrenderable`."""
         prompt = self.prompt(messages, manner, tools)
         _ = self.replies.pieces  # made here, in a helper thread
-        tokens = np.concatenate([np.empty(0, np.int32), *self._tokens(prompt, whose)])
+        tokens = np.concatenate([np.empty(0, np.int32), *self._tokens(prompt, owner)])
         return Tokenised(self._finished(tokens), prompt.is_thinking, prompt.reshaped)
 
     def forget(self, principal: str) -> None:
@@ -184,7 +184,7 @@ class FrontEnd:
             raise NoTemplate(problem)
         if manner.reasons is None:
             manner = evolve(manner, thinks=self._reasons)
-        manner = found.efforts.told(manner)
+        manner = found.efforts.apply(manner)
         reasoning = ""
         if manner.continue_final and _is_thought(messages):
             if found.format.thought is None:
@@ -194,12 +194,14 @@ class FrontEnd:
         is_off = manner.thinks is False or manner.effort == "none"
         refusal: Unrenderable | None = None
         prompt: Rendered | None = None
-        for told in telling.told(messages, tools, found.format, tells_tools=found.tells_tools):
+        for variant in tool_prompt.template_inputs(
+            messages, tools, found.format, renders_tools=found.renders_tools
+        ):
             try:
                 prompt = template.render(
-                    told.messages,
+                    variant.messages,
                     manner,
-                    tools=told.tools,
+                    tools=variant.tools,
                     habits=found.habits,
                     thought=found.format.thought,
                     closes=is_off and not reasoning and not manner.continue_final,
@@ -210,7 +212,7 @@ class FrontEnd:
             except Unrenderable as error:
                 refusal = refusal or error
             else:
-                if told.block in prompt.text:  # some templates drop a system message
+                if variant.block in prompt.text:  # some templates drop a system message
                     return prompt
         if prompt is None:
             raise refusal or Unrenderable("there is nothing to render")
@@ -264,7 +266,7 @@ class FrontEnd:
     def _controls(self) -> dict[str, SpecialToken]:
         return {special.text: special for special in self._specials if special.is_control}
 
-    def _tokens(self, prompt: Rendered, whose: Whose | None) -> Iterator[IntArray]:
+    def _tokens(self, prompt: Rendered, owner: TextOwner | None) -> Iterator[IntArray]:
         edges = [0, *prompt.specials, len(prompt.text)]
         texts = [prompt.text[start:end] for start, end in pairwise(edges)]
         for number, text in enumerate(texts):
@@ -279,7 +281,7 @@ class FrontEnd:
             first, last = bisect_right(prompt.cuts, start), bisect_left(prompt.cuts, end)
             for a, b in pairwise([start, *prompt.cuts[first:last], end]):
                 if a < b:
-                    yield self._tokeniser.tokens(prompt.text[a:b], whose, joined=a > start)
+                    yield self._tokeniser.tokens(prompt.text[a:b], owner, joined=a > start)
 
     def _find_bos(self) -> IntArray | None:
         text = self._vocabulary.bos_text
@@ -310,9 +312,9 @@ class Preparation:
         shape: Shape | None = None,
         budget: int | None = None,
         n: int = 1,
-        whose: Whose | None = None,
+        owner: TextOwner | None = None,
     ) -> None:
-        self._front_end, self._prompt, self._whose = front_end, prompt, whose
+        self._front_end, self._prompt, self._owner = front_end, prompt, owner
         self._shape, self._budget, self._n = shape, budget, n
         self._chat = prompt if isinstance(prompt, Chat) else None
         self.field = "tools"
@@ -327,7 +329,7 @@ class Preparation:
         if self._loosened is None:
             self._loosened = self._loosen(front_end.grammarian.known)
         if self._read is None:
-            self._read = front_end.tokens_of(self._prompt, self._whose)
+            self._read = front_end.tokens_of(self._prompt, self._owner)
         (tokens, thinking, reshaped), loosened = self._read, self._loosened
         if self._constraints is None:
             bounded = chat is not None and self._budget is not None

@@ -20,7 +20,7 @@ from attrs import astuple, define, field, frozen
 from uma_trio.backend.base import SpecialToken
 from uma_trio.confined import workers
 from uma_trio.confined.link import WorkerLimits
-from uma_trio.confined.post import Gone
+from uma_trio.confined.post import WorkerGone
 from uma_trio.confined.workers import Unavailable, Worker, Workers
 from uma_trio.text.chat import Message, Tool
 from uma_trio.text.documents import NO_HABITS, Habits
@@ -134,7 +134,7 @@ class Renderer:
             answer = process.worker.ask(payload).result(most_s)
         except NotInTime:
             raise NotRendered(_LATE) from None
-        except Gone as gone:
+        except WorkerGone as gone:
             why = str(gone)
             if why in _TAKES_TOO_MUCH:
                 raise Unrenderable(_TAKES_TOO_MUCH[why]) from None

@@ -31,7 +31,7 @@ _Name = tuple[str, str, str | bytes]  # the namespace, how, the text or its dige
 
 
 @frozen
-class Whose:
+class TextOwner:
     """The owner of texts: one namespace of one principal."""
 
     principal: str
@@ -58,19 +58,21 @@ class Remembered:
         self._by_principal: OrderedDict[str, _Entries] = OrderedDict()
         self.n_bytes = 0
 
-    def tokens(self, whose: Whose, text: str, how: str, make: Callable[[], IntArray]) -> IntArray:
+    def tokens(
+        self, owner: TextOwner, text: str, how: str, make: Callable[[], IntArray]
+    ) -> IntArray:
         """Return the tokens of `text`, by `make` on a miss; `how` names what else they depend on."""
-        name = whose.namespace, how, _digest(text)
+        name = owner.namespace, how, _digest(text)
         with self._lock:
-            entries = self._by_principal.get(whose.principal)
+            entries = self._by_principal.get(owner.principal)
             found = None if entries is None else entries.tokens.get(name)
             if entries is not None and found is not None:
                 entries.tokens.move_to_end(name)
-                self._by_principal.move_to_end(whose.principal)
+                self._by_principal.move_to_end(owner.principal)
                 return found
         made = make()
         with self._lock:
-            self._keep(whose.principal, name, made)
+            self._keep(owner.principal, name, made)
         return made
 
     def forget(self, principal: str) -> None:
@@ -123,12 +125,14 @@ class Tokeniser:
         self._adds_space = self._bytes(self.tokens("a")).startswith(b" ")
         self._parts_at_lines = vocabulary.parts_at_lines
 
-    def tokens(self, text: str, whose: Whose | None = None, *, joined: bool = False) -> IntArray:
+    def tokens(
+        self, text: str, owner: TextOwner | None = None, *, joined: bool = False
+    ) -> IntArray:
         """Return the tokens (int32) of a text without control tokens, cached for its owner. Not to be changed.
 
         `joined` leaves out the space that some vocabularies put before a text.
         """
-        if whose is None or len(text) < _LEAST_REMEMBERED:
+        if owner is None or len(text) < _LEAST_REMEMBERED:
             return self._made(text, joined=joined)
         parts: Iterable[str] = [text]
         if not self._adds_space and len(text) > self._least_part:
@@ -139,7 +143,7 @@ class Tokeniser:
 
         def tokens_of(part: str) -> IntArray:
             return self._remembered.tokens(
-                whose, part, how, lambda: self._made(part, joined=joined)
+                owner, part, how, lambda: self._made(part, joined=joined)
             )
 
         found = [tokens_of(part) for part in parts]

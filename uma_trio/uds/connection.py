@@ -5,7 +5,7 @@ always reads, so a client that leaves is noticed in every state; it answers admi
 spot and hands requests that are computed to the request task. That task follows one after the
 other from its frame to its terminal event. The writer half sends what the kernel would not take.
 
-How it ends: everything that ends a connection calls :meth:`Connection.end` or ``_gone``, which
+How it ends: everything that ends a connection calls :meth:`Connection.end` or ``_disconnected``, which
 cancel the tasks. What runs is then cancelled, what was said is flushed, and the socket is closed.
 What it must not know: tokens, models, plans.
 """
@@ -54,7 +54,7 @@ from uma_trio.service.places import is_quiet
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
-from uma_trio.uds.relay import EncodedRequest, relay, tell_loading
+from uma_trio.uds.relay import EncodedRequest, relay, report_loading
 from uma_trio.uds.settings import Settings, Shared
 from uma_trio.uds.wire import (
     ask_of,
@@ -106,7 +106,7 @@ class Connection:
         self._writer = Writer(
             transport,
             stall_timeout_s=settings.stall_timeout_s,
-            lost=self._gone,
+            lost=self._disconnected,
             stalled=self._stalled,
         )
         self._scope = trio.CancelScope()
@@ -119,7 +119,7 @@ class Connection:
         self._watch: trio.CancelScope | None = None
         self._loads = 0
         self._over = False
-        self._had_last_word = False
+        self._sent_final_error = False
         self._leaves = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._on_hello,
@@ -153,23 +153,23 @@ class Connection:
                         await self._read()
             finally:
                 self._over = True
-                self._let_go()
+                self._close_running()
             if not self._writer.broken:
                 with trio.move_on_after(self._settings.linger_s):
                     await self._writer.finish()
-                    if self._had_last_word:
+                    if self._sent_final_error:
                         await self._transport.linger(self._settings.linger_bytes)
         finally:
             self._transport.close()
             self._writer.close()
 
-    def end(self, last_word: Error | None = None) -> None:
-        """End the connection after `last_word`, once all that was said is written. Idempotent."""
+    def end(self, final_error: Error | None = None) -> None:
+        """End the connection after `final_error`, once all that was said is written. Idempotent."""
         if self._over:
             return
-        if last_word is not None:
-            self._say(last_word)
-            self._had_last_word = True
+        if final_error is not None:
+            self._send(final_error)
+            self._sent_final_error = True
         self._over = True
         self._scope.cancel()
 
@@ -219,7 +219,7 @@ class Connection:
         why = f"nothing happened for {seconds:.0f} s, and another client needs the place"
         self.end(error_event(Code.E_LIMIT_006, why))
 
-    def _gone(self) -> None:
+    def _disconnected(self) -> None:
         self._writer.broken = True  # nobody reads what is left
         self._over = True
         self._scope.cancel()
@@ -228,12 +228,12 @@ class Connection:
         seconds = self._settings.stall_timeout_s
         self.end(error_event(Code.E_IO_001, f"nothing was read for {seconds:g} s"))
 
-    def _let_go(self) -> None:
+    def _close_running(self) -> None:
         if self._running is not None:
             self._running.close()
             self._running = None
 
-    def _say(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         """Send an event now, or as soon as the client reads."""
         if self._over:
             return
@@ -247,7 +247,7 @@ class Connection:
         if event.fatal:
             self.end(event)
         else:
-            self._say(event)
+            self._send(event)
 
     # --- the reader half ---
 
@@ -258,7 +258,7 @@ class Connection:
                 try:
                     data = await self._transport.receive_some()
                 except trio.BrokenResourceError:
-                    self._gone()
+                    self._disconnected()
                     return
             if self._reading.cancelled_caught:
                 self._too_late()
@@ -266,15 +266,15 @@ class Connection:
             self._idle_since = trio.current_time()
             self._protocol.receive_data(data)
             # Over TCP a client that has left looks like one that has ended its sending side.
-            if not data and (self._principal.host or self._transport.is_gone()):
+            if not data and (self._principal.host or self._transport.is_closed()):
                 await self._service.thread_share.turn()  # hundreds may leave at once
-                self._gone()
+                self._disconnected()
                 return
             await self._catch_up()
             if not data:
                 # The client has said all it will and still reads: finish what runs.
-                await self._transport.wait_until_gone()
-                self._gone()
+                await self._transport.wait_until_closed()
+                self._disconnected()
                 return
 
     async def _catch_up(self) -> None:
@@ -294,7 +294,7 @@ class Connection:
                 if fault.fatal:
                     self.end(answer)
                     return
-                self._say(answer)
+                self._send(answer)
                 continue
             if isinstance(event, Pause):
                 break
@@ -361,7 +361,7 @@ class Connection:
             return
         origin = origin_of(generate, self._principal, self._shared.door)
         self._running = answers = Answers(self._service, [ask_of(generate)], origin)
-        self._tell_waiting(generate, answers)
+        self._report_waiting(generate, answers)
         followed = partial(relay, generate, answers, self._protocol, self._writer, self._service)
         self._requests.send_nowait((generate.id, followed))
 
@@ -370,13 +370,13 @@ class Connection:
             return
         origin = Origin(principal=self._principal, door=self._shared.door, name=asked.id)
         self._running = encoding = EncodedRequest(asked, origin, self._service)
-        self._tell_waiting(asked, encoding.request)
+        self._report_waiting(asked, encoding.request)
         followed = partial(encoding.relay, self._protocol, self._writer)
         self._requests.send_nowait((asked.id, followed))
 
-    def _tell_waiting(self, asked: Work, waiting: Answers | EncodeRequest) -> None:
+    def _report_waiting(self, asked: Work, waiting: Answers | EncodeRequest) -> None:
         if asked.progress:
-            tell = partial(tell_loading, asked.id, waiting, self._say)
+            tell = partial(report_loading, asked.id, waiting, self._send)
             waiting.on_wait = lambda: self._nursery.start_soon(tell)
 
     def _has_place(self, request: str) -> bool:
@@ -401,13 +401,13 @@ class Connection:
             )
         elif self._running is not None:  # the protocol lets only its id through
             self._running.move_to(request.priority)
-            self._say(Ok(id=request.id))
+            self._send(Ok(id=request.id))
 
     def _change(self, change: Callable[[int], bool], request: Cancel | SetPriority) -> None:
         """Change what runs under a handle, and say whether there was anything."""
         found = change(request.request or 0)
         why = "that request is not running, or not yours; `uma-trio ps` lists those that are"
-        self._say(Ok(id=request.id) if found else error_event(Code.E_PROTO_005, why))
+        self._send(Ok(id=request.id) if found else error_event(Code.E_PROTO_005, why))
 
     def _on_sessions(self, request: ListSessions) -> None:
         self._look(lambda: self._sessions(request.ticks or 0))
@@ -467,7 +467,7 @@ class Connection:
         try:
             event = await self._in_turn(look)
             self._idle_since = trio.current_time()
-            self._say(event)
+            self._send(event)
         except Refusal as refusal:
             self._refuse(refusal)
         except LocalProtocolError as fault:
@@ -503,7 +503,7 @@ class Connection:
         self._loads -= 1
         self._idle_since = trio.current_time()
         if refused is None:
-            self._say(Ok())
+            self._send(Ok())
         else:
             self._refuse(refused)
         self._reading.deadline = self._deadline()
@@ -534,7 +534,7 @@ class Connection:
                 if self._writer.waiting_bytes:
                     continue  # it does not read: tell it less often
                 try:
-                    self._say(await self._in_turn(self._figures))
+                    self._send(await self._in_turn(self._figures))
                 except LocalProtocolError as fault:
                     self._refuse(_unsendable(fault))
 

@@ -33,13 +33,13 @@ from uma_protocol import (
     Vectors,
 )
 from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
-from uma_trio.service.answers import Answers, Burst, together
+from uma_trio.service.answers import Answers, Burst, combined_end
 from uma_trio.service.ask import Origin, Refusal
 from uma_trio.service.embedding import Embedder, normalised
 from uma_trio.service.encode_request import EncodeRequest, RequestEnded
 from uma_trio.service.service import Service
 from uma_trio.sockets.writer import Writer
-from uma_trio.uds.wire import Telling, eos_event
+from uma_trio.uds.wire import AnswerEvents, eos_event
 from uma_trio.words import Gives, Lane
 
 #: Of vectors in one event, before base64: writing it holds the GIL for about 0.1 ms.
@@ -154,11 +154,11 @@ async def relay(
             await answers.read(frames.write)
             # It returns when all is told, too, and then none of this does anything.
             await writer.flushed()
-            answers.reader_was_behind()
+            answers.skip_next_gap()
             protocol.flushed()
 
 
-async def tell_loading(
+async def report_loading(
     request: str, waiting: Answers | EncodeRequest, say: Callable[[Event], None]
 ) -> None:
     """Say what a request waits for that waits for its model, each time that this has changed, until the wait is over."""
@@ -188,7 +188,7 @@ class _Frames:
         self._writer = writer
         self._answers = answers
         self._telemetry = service.telemetry
-        self._tellings = [Telling(generate, generation) for generation in answers.generations]
+        self._encoders = [AnswerEvents(generate, generation) for generation in answers.generations]
         self._ends: dict[int, Finished] = {}
         self._prompt_done = False
 
@@ -200,19 +200,19 @@ class _Frames:
         generate, protocol = self._generate, self._protocol
         frames: list[bytes] = []
         for index, items in bursts:
-            telling = self._tellings[index]
+            encoder = self._encoders[index]
             for item in items:
                 if isinstance(item, TokenOut):
                     if generate.stream:
-                        frames.append(protocol.send(telling.token(item, self._text_of)))
+                        frames.append(protocol.send(encoder.token(item, self._text_of)))
                     else:
-                        telling.keep(item)
+                        encoder.keep(item)
                 elif isinstance(item, PromptDone):
                     if not self._prompt_done:
                         protocol.prompt_done()
                         self._prompt_done = True
                 elif isinstance(item, Finished):
-                    self._ends[index], frame = _last_frame(telling, item, protocol)
+                    self._ends[index], frame = _last_frame(encoder, item, protocol)
                     frames.append(frame)
                 elif not isinstance(item, PromptProgress):  # the protocol has no word for it
                     assert_never(item)
@@ -225,7 +225,7 @@ class _Frames:
 
     def _end(self, frames: list[bytes]) -> None:
         generate = self._generate
-        whole = together([self._ends[index] for index in range(generate.n)])
+        whole = combined_end([self._ends[index] for index in range(generate.n)])
         if generate.n > 1:
             frames.append(self._protocol.send(eos_event(generate, self._handle, whole, None)))
         if whole.code is not None:
@@ -233,14 +233,14 @@ class _Frames:
 
 
 def _last_frame(
-    telling: Telling, finished: Finished, protocol: uma_protocol.Connection
+    encoder: AnswerEvents, finished: Finished, protocol: uma_protocol.Connection
 ) -> tuple[Finished, bytes]:
     """Return how an answer ends and the frame that says so; a text too long for one is left out."""
     try:
-        return finished, protocol.send(telling.last(finished, telling.end(finished)))
+        return finished, protocol.send(encoder.last(finished, encoder.end(finished)))
     except LocalProtocolError as fault:
         if fault.code is not Code.E_PROTO_002:
             raise
         why = f"the answer is too long to be sent at once: {fault.message}; {_TOO_LONG}"
     finished = evolve(finished, reason="error", code=Code.E_LIMIT_005.value, message=why)
-    return finished, protocol.send(telling.last(finished, None))
+    return finished, protocol.send(encoder.last(finished, None))

@@ -14,13 +14,13 @@ from uma_trio.service.front import Front
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.platform import is_tcp, own_uid
 from uma_trio.sockets.principal import Principal
-from uma_trio.sockets.refusing import Refusing
+from uma_trio.sockets.refusing import Rejector
 from uma_trio.sockets.transport import Transport
 from uma_trio.uds.connection import Connection, too_many
 from uma_trio.uds.settings import Settings, Shared
 from uma_trio.uds.wire import error_event
 
-LetIn = Callable[[Transport, Principal, uma_protocol.Connection], None]
+Admit = Callable[[Transport, Principal, uma_protocol.Connection], None]
 """Takes over a client that has shown the token, with the protocol object that heard it."""
 Refuse = Callable[[Transport, Error], None]
 """Tells a client why it is not let in, and closes its socket."""
@@ -33,10 +33,10 @@ class Doorway:
     before that.
     """
 
-    def __init__(self, token: str, settings: Settings, let_in: LetIn, refuse: Refuse) -> None:
+    def __init__(self, token: str, settings: Settings, admit: Admit, refuse: Refuse) -> None:
         self._token = token
         self._settings = settings
-        self._let_in = let_in
+        self._admit = admit
         self._refuse = refuse
         self._closed = False
         self._waiting: dict[Transport, trio.CancelScope] = {}
@@ -77,7 +77,7 @@ class Doorway:
                 why = "no hello came in time, or too many clients that sent none were waiting"
                 self._refuse(transport, error_event(Code.E_PROTO_006, why))
             elif kept:
-                self._let_in(transport, principal.with_token(), protocol)
+                self._admit(transport, principal.with_token(), protocol)
         finally:
             self._waiting.pop(transport, None)
             if not kept:
@@ -113,17 +113,17 @@ class Server(Front[Connection]):
         super().__init__(shared.service.telemetry, shared.log, "--max-sessions")
         self._shared = shared
         self._allowed = {own_uid()} if allowed_uids is None else frozenset(allowed_uids)
-        self._refusing = Refusing()
+        self._rejector = Rejector()
         self._doorway = (
             None if token is None else Doorway(token, shared.settings, self._admit, self._refuse)
         )
         self._operators: set[Connection] = set()  # those in the places of operators
 
-    def whose(self, sock: socket.socket) -> Principal:
+    def principal_for(self, sock: socket.socket) -> Principal:
         """Return whom a client is for. Raises OSError if it has left."""
         return principal_of(sock, own_uid())
 
-    def let_in(self, sock: socket.socket, principal: Principal) -> None:
+    def admit(self, sock: socket.socket, principal: Principal) -> None:
         """Take over a client's socket: let it in or turn it away. Never blocks."""
         transport = Transport(sock)
         if is_tcp(sock):
@@ -154,7 +154,7 @@ class Server(Front[Connection]):
         protocol: uma_protocol.Connection | None = None,
     ) -> None:
         if self._has_place(principal):
-            self._let_in(Connection(transport, principal, self._shared, protocol=protocol))
+            self._add_session(Connection(transport, principal, self._shared, protocol=protocol))
         elif principal.is_operator and self._has_operator_place():
             self._let_operator_in(transport, principal, protocol)
         else:
@@ -191,9 +191,9 @@ class Server(Front[Connection]):
 
         connection = Connection(transport, principal, self._shared, takes_place, protocol)
         self._operators.add(connection)
-        self._attend(connection)
+        self._start_session(connection)
 
     def _refuse(self, transport: Transport, error: Error) -> None:
         word = uma_protocol.Connection(Role.SERVER).send(error)
         self._shared.service.telemetry.error_sent(error.code)
-        self._refusing.tell(transport, word, self._nursery, self._shared.settings.linger_s)
+        self._rejector.send(transport, word, self._nursery, self._shared.settings.linger_s)

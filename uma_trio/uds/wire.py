@@ -54,7 +54,15 @@ from uma_trio.service.ask import (
     sampling_of,
     speculation_of,
 )
-from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said, collect
+from uma_trio.text.replies import (
+    Arguments,
+    CallStart,
+    Content,
+    Event,
+    ParsedReply,
+    Reasoning,
+    collect,
+)
 from uma_trio.text.slices import json_text
 
 if TYPE_CHECKING:
@@ -128,7 +136,7 @@ def _message(message: uma_protocol.Message) -> Message:
     )
 
 
-class Telling:
+class AnswerEvents:
     """What one answer says, in the words of the protocol: a token at a time, and its end."""
 
     def __init__(self, generate: Generate, generation: Generation) -> None:
@@ -162,7 +170,7 @@ class Telling:
         """Keep a token of an answer that is told as a whole."""
         self._keep(self._reading.token(item))
 
-    def end(self, finished: Finished) -> Said:
+    def end(self, finished: Finished) -> ParsedReply:
         """Return what goes out with the end: what was held back, or everything; and all calls."""
         events = self._reading.end(finished)
         self._keep(events)
@@ -170,9 +178,9 @@ class Telling:
         if not self._streams:
             return whole
         rest = collect(event for event in events if isinstance(event, Content | Reasoning))
-        return Said(rest.content, rest.reasoning, whole.calls)
+        return ParsedReply(rest.content, rest.reasoning, whole.calls)
 
-    def last(self, finished: Finished, said: Said | None) -> End | Eos:
+    def last(self, finished: Finished, said: ParsedReply | None) -> End | Eos:
         """Build the event that ends it; `said` is what goes out with it, if anything does.
 
         The only answer ends its request with it.
@@ -279,7 +287,7 @@ def refusal_event(refusal: Refusal, request_id: str | None, *, idle: bool = True
     )
 
 
-def eos_event(generate: Generate, handle: int, finished: Finished, said: Said | None) -> Eos:
+def eos_event(generate: Generate, handle: int, finished: Finished, said: ParsedReply | None) -> Eos:
     """Build the terminal event; `said` is what goes out with it, if anything does."""
     return Eos(
         id=generate.id,
@@ -300,14 +308,14 @@ def eos_event(generate: Generate, handle: int, finished: Finished, said: Said | 
     )
 
 
-def _text(generate: Generate, said: Said | None) -> str | None:
+def _text(generate: Generate, said: ParsedReply | None) -> str | None:
     """Return the text of an event that ends an answer: a whole answer has one, if an empty one."""
     if said is None:
         return None
     return said.content or None if generate.stream else said.content
 
 
-def _calls(said: Said) -> tuple[ToolCall, ...]:
+def _calls(said: ParsedReply) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(call.id, call.name, call.arguments) for call in said.calls)
 
 

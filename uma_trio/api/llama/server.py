@@ -126,7 +126,7 @@ def _caps(found: Derivation | None) -> dict[str, Any]:
         "supports_system_role": chats,
         "supports_reasoning": found is not None and found.can_reason,
         "supports_preserve_reasoning": found is not None and bool(found.habits.reasoning_key),
-        "tools_in_template": found is not None and found.tells_tools,
+        "tools_in_template": found is not None and found.renders_tools,
         "reply_format": None if found is None else found.format.name,
     }
 

@@ -40,7 +40,7 @@ from uma_trio.http.writing import Part, joined
 from uma_trio.service.ask import Ask, Call, Chat, Manner
 from uma_trio.service.generation import Generation
 from uma_trio.service.reading import Reading
-from uma_trio.text.replies import Arguments, CallStart, Content, Event, Reasoning, Said
+from uma_trio.text.replies import Arguments, CallStart, Content, Event, ParsedReply, Reasoning
 
 
 async def chat_completions(exchange: Exchange, context: Context) -> Reply | None:
@@ -127,7 +127,7 @@ class ChatCompletions(ChoicesApi[ChatBody]):
             "finish_reason": reading.reason(answer.end),
         }
 
-    def _parsed(self, said: Said) -> dict[str, Any]:
+    def _parsed(self, said: ParsedReply) -> dict[str, Any]:
         message: dict[str, Any] = {"content": said.content}
         if said.reasoning:
             message |= dict.fromkeys(self.context.settings.reasoning_fields, said.reasoning)

@@ -10,8 +10,8 @@ from uma_trio.text.replies.maker import (
     CallStart,
     Content,
     Event,
+    ParsedReply,
     Reasoning,
-    Said,
     collect,
 )
 from uma_trio.text.replies.parser import ReplyParser
@@ -23,9 +23,9 @@ __all__ = [
     "CallStart",
     "Content",
     "Event",
+    "ParsedReply",
     "Reasoning",
     "ReplyFormat",
     "ReplyParser",
-    "Said",
     "collect",
 ]

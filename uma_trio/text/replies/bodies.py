@@ -91,7 +91,9 @@ class Calls:
                 break
             if self._between and not (yield from source.take(self._between)):
                 break
-            if self._section_close and (yield from self._source.stands(self._section_close[0])):
+            if self._section_close and (
+                yield from self._source.starts_with(self._section_close[0])
+            ):
                 break
         if source.short and source.cut:
             source.drop_rest()
@@ -158,7 +160,7 @@ class Calls:
         return name if self._is_taken(name) else ""
 
     def _is_taken(self, name: str) -> bool:
-        return not self._known_only or self._maker.knows(name)
+        return not self._known_only or self._maker.has_tool(name)
 
     def _id_of(self, members: Mapping[str, str]) -> str:
         return _text_of(members.get(self.syntax.id_key, '""'))
@@ -202,7 +204,7 @@ class Calls:
             self._begin(name, id_)
             self._cut = not (yield from source.value(self._maker.arguments))
             return True
-        if self._close and (yield from self._source.stands(self._close[0])):
+        if self._close and (yield from self._source.starts_with(self._close[0])):
             self._begin(name, id_)
             self._maker.arguments("{}")
             self._cut = False
@@ -255,13 +257,13 @@ class Calls:
             return False
         opener, closer = compact(syntax.key_open), compact(syntax.key_close)
         other = compact(syntax.key_close_json)
-        if not (yield from source.stands(opener)) and not (yield from self._closes()):
+        if not (yield from source.starts_with(opener)) and not (yield from self._closes()):
             return False
         self._begin(name, "")
         maker.arguments("{")
         before = ""
         behind_key = re.compile(f"[{re.escape(closer[0] + other[:1])}]")
-        while not (self._named_closer and (yield from source.stands(self._close[0]))) and (
+        while not (self._named_closer and (yield from source.starts_with(self._close[0]))) and (
             yield from source.take(opener)
         ):
             key = yield from source.until(behind_key, _MAX_KEY)
@@ -285,7 +287,7 @@ class Calls:
     def _closes(self) -> Steps[bool]:
         """Whether a call ends here: by its marker, or with the reply, if the model ended that."""
         for marker in self._close:
-            if (yield from self._source.stands(marker)):
+            if (yield from self._source.starts_with(marker)):
                 return True
         source = self._source
         return (source.ended and not source.cut) or not (self._close or source.short)
@@ -313,7 +315,7 @@ class Calls:
         while True:
             text, at = source.text, source.pos
             place = text.find(closer, at)
-            while place >= 0 and (goes_on := self._goes_on(place + len(closer))) is False:
+            while place >= 0 and (goes_on := self._continues(place + len(closer))) is False:
                 place = text.find(closer, place + 1)
             if place >= 0 and goes_on:
                 out(text[at:place].removesuffix(self._line_behind))
@@ -330,7 +332,7 @@ class Calls:
                     out(source.text[safe:])
                 return place >= 0
 
-    def _goes_on(self, place: int) -> bool | None:
+    def _continues(self, place: int) -> bool | None:
         """Whether what may follow a value follows at `place`; None if that is not certain yet."""
         source = self._source
         found = [fits(source.text, place, marker) for marker in self._behind_value]

@@ -71,7 +71,7 @@ class Derived:
     thought: Thought | None
     calls: CallSyntax | None
     habits: Habits
-    tells_tools: bool
+    renders_tools: bool
 
 
 def derive(render: Render, source: str, refused: type[Exception]) -> Derived:
@@ -81,7 +81,7 @@ def derive(render: Render, source: str, refused: type[Exception]) -> Derived:
     if thought is None:
         thought = next((pair for pair in _PAIRS if pair.close in source), None)
     habits, calls = probe.calls(thought)
-    return Derived(thought, calls, evolve(habits, reasoning_key=key), probe.tells_tools())
+    return Derived(thought, calls, evolve(habits, reasoning_key=key), probe.renders_tools())
 
 
 class _Probe:
@@ -101,7 +101,7 @@ class _Probe:
         except self._refused:
             return ""
 
-    def tells_tools(self) -> bool:
+    def renders_tools(self) -> bool:
         return _TOOL.name in self.text([_USER], _TOOLS)
 
     def thought(self) -> tuple[Thought | None, str]:

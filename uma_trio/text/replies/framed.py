@@ -235,7 +235,7 @@ class Frames:
 
     def _call_header(self) -> Steps[bool]:
         source, end = self._source, re.compile(re.escape(self._behind_name))
-        if not self._call or not (yield from source.stands(self._call)):
+        if not self._call or not (yield from source.starts_with(self._call)):
             return False
         source.keep()
         whole = yield from source.take(self._call)

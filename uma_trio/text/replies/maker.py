@@ -54,13 +54,13 @@ Event = Content | Reasoning | CallStart | Arguments | CallEnd
 
 
 @frozen
-class Said:
+class ParsedReply:
     content: str
     reasoning: str
     calls: tuple[Call, ...]
 
 
-def collect(events: Iterable[Event]) -> Said:
+def collect(events: Iterable[Event]) -> ParsedReply:
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[CallStart, list[str]]] = []
@@ -74,7 +74,7 @@ def collect(events: Iterable[Event]) -> Said:
         elif isinstance(event, Arguments):
             calls[event.index][1].append(event.text)
     made = tuple(Call(start.id, start.name, "".join(parts)) for start, parts in calls)
-    return Said("".join(content), "".join(reasoning), made)
+    return ParsedReply("".join(content), "".join(reasoning), made)
 
 
 class Maker:
@@ -131,7 +131,7 @@ class Maker:
         self.events.append(CallEnd(self._n, cut))
         self._n += 1
 
-    def knows(self, name: str) -> bool:
+    def has_tool(self, name: str) -> bool:
         return name in self._tools
 
     def kinds(self, name: str, key: str) -> frozenset[str]:

@@ -106,7 +106,7 @@ class ReplyParser:
             yield from source.peek()
         triggers = () if calls is None else calls.triggers
         for trigger in triggers:
-            if calls is not None and maker.thinking and (yield from source.stands(trigger)):
+            if calls is not None and maker.thinking and (yield from source.starts_with(trigger)):
                 yield from calls.read()
         while maker.thinking and (
             found := (yield from pass_on(source, maker, (thought.close, *triggers)))

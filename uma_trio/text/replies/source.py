@@ -103,7 +103,7 @@ class Source:
             self.pos = end
         return end is not None and end >= 0
 
-    def stands(self, marker: str) -> Steps[bool]:
+    def starts_with(self, marker: str) -> Steps[bool]:
         end = yield from self._end_of(marker)
         return end is not None and end >= 0
 

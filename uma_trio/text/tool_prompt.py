@@ -24,7 +24,7 @@ _BEHIND_ONE: Final = "To call a function, write this, and nothing behind it:"
 _GIVEN: Final = {"ARGUMENT": "VALUE"}
 
 
-class Told(NamedTuple):
+class TemplateInput(NamedTuple):
     """What a template is given; `block` shows the tools in a message instead of `tools`."""
 
     messages: Sequence[Message]
@@ -32,18 +32,18 @@ class Told(NamedTuple):
     block: str = ""
 
 
-def told(
+def template_inputs(
     messages: Sequence[Message],
     tools: Sequence[Tool],
     format: ReplyFormat,  # noqa: A002
     *,
-    tells_tools: bool,
-) -> Iterator[Told]:
+    renders_tools: bool,
+) -> Iterator[TemplateInput]:
     """Yield what the template is given, and the alternative if it refuses that: as text what it does not show."""
     generic = format.source == "generic"
-    if not tools or (tells_tools and not generic):
-        yield Told(messages, tools)
-    if not generic and (tells_tools or not tools):
+    if not tools or (renders_tools and not generic):
+        yield TemplateInput(messages, tools)
+    if not generic and (renders_tools or not tools):
         return
     if generic and any(message.calls or message.role == "tool" for message in messages):
         messages = _merged([_in_words(message) for message in messages])
@@ -51,14 +51,14 @@ def told(
         return
     block = _block(tools, format) if tools else ""
     if not block:
-        yield Told(messages)
+        yield TemplateInput(messages)
         return
     has_system = bool(messages) and messages[0].role == "system"
     system, *rest = messages if has_system else [Message("system"), *messages]
     content = "\n\n".join([text for text in (system.content, block) if text])
     shown = [evolve(system, content=content), *rest]
-    yield Told(shown, (), block)
-    yield Told(without_system(shown), (), block)
+    yield TemplateInput(shown, (), block)
+    yield TemplateInput(without_system(shown), (), block)
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
