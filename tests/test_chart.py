@@ -63,8 +63,7 @@ def test_the_daemon_of_the_chart_is_started_with_flags_that_it_has(tmp_path: Pat
 def test_the_picker_is_told_of_metrics_that_there_are() -> None:
     """The names in the router's settings are those of /metrics/router."""
     from uma_trio.api.status import router_metrics
-    from uma_trio.service.headroom import NodeLoad
-    from uma_trio.service.pulse import LoadReading
+    from uma_trio.service.load import LoadReading, NodeLoad
 
     text = (CHART.parent / "values-llm-d.yaml").read_text()
     served = router_metrics(LoadReading(NodeLoad(slots=1)))

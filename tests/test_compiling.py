@@ -16,7 +16,7 @@ from uma_trio.service.fair import (
     in_fair_threads,
     in_threads,
     program_of,
-    works_for,
+    set_client,
 )
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.shape import NotChecked, Unconstrainable, waits_until
@@ -194,7 +194,7 @@ async def test_a_flood_of_one_user_leaves_a_helper_thread_to_the_others() -> Non
     began: list[str] = []
 
     async def work(user: str, program: str) -> None:
-        works_for(by(user, program))
+        set_client(by(user, program))
 
         def block() -> None:
             began.append(user)

@@ -32,8 +32,8 @@ from uma_trio.sockets.handover import (
     offers_handover,
     take_over,
 )
-from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.listener import SocketTaken, claim, handed_claim
+from uma_trio.sockets.path import holder_of
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0

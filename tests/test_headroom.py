@@ -13,8 +13,17 @@ from uma_trio.engine.messages import Snapshot
 from uma_trio.observe.figures import Outlook, Promise, prompt_rate
 from uma_trio.observe.metrics import Metrics
 from uma_trio.service.agent import MOST, Agent, line_of
-from uma_trio.service.headroom import HALVING_S, NodeLoad, headroom, load_of
-from uma_trio.service.pulse import FRESH_S, PATIENCE_S, SILENT_S, LoadReading, Pulse
+from uma_trio.service.load import (
+    FRESH_S,
+    HALVING_S,
+    PATIENCE_S,
+    SILENT_S,
+    LoadMonitor,
+    LoadReading,
+    NodeLoad,
+    headroom,
+    load_of,
+)
 from uma_trio_sim.fake import FakeBackend
 
 IDLE = NodeLoad(slots=7, cells_total=1000)
@@ -95,7 +104,7 @@ class Engine:
         self.takes_s = 0.0
         self.asked = 0
         self.newest: Snapshot | None = None
-        self.pulse = Pulse(self.fresh, lambda: self.newest, Outlook, 4)
+        self.pulse = LoadMonitor(self.fresh, lambda: self.newest, Outlook, 4)
 
     async def fresh(self) -> Snapshot:
         """Answer, as late as told."""

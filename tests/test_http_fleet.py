@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from uma_protocol.errors import Code
 from uma_trio.http.guard import MOST_HOPS, behind, is_listed
 from uma_trio.http.message import Head
-from uma_trio.service.pulse import SILENT_S
+from uma_trio.service.load import SILENT_S
 from uma_trio.sockets.principal import Principal
 from uma_trio_sim.fake import FakeBackend, linear_cost
 
@@ -227,13 +227,13 @@ async def test_a_daemon_is_ready_while_its_engine_answers(autojump_clock: MockCl
     """`/health` says whether the process lives; with `?ready` an engine that hangs counts, too."""
     async with http_house() as daemon:
         assert (await daemon.ask("GET", "/health?ready")).status == 200
-        assert daemon.inner.service._pulse is not None
-        _, pulse = daemon.inner.service._pulse
+        assert daemon.inner.service._load is not None
+        _, monitor = daemon.inner.service._load
 
         async def silent() -> None:
             await trio.sleep_forever()
 
-        pulse._fresh = silent
+        monitor._fresh = silent
         await trio.sleep(1)
         assert (await daemon.ask("GET", "/health?ready")).status == 200
         await trio.sleep(SILENT_S)

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from uma_trio.cli.doctor import check_running
 from uma_trio.observe.metrics import Metrics
-from uma_trio.service.lag import BUSY_S, IDLE_S, LagWatch
+from uma_trio.service.loop import BUSY_S, IDLE_S, LagWatch
 from uma_trio.service.timer import TrioTimer
 
 

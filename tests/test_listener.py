@@ -20,8 +20,8 @@ import pytest
 import trio
 import trio.testing
 
-from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.listener import SocketTaken, SocketUnusable, claim
+from uma_trio.sockets.path import holder_of
 from uma_trio.sockets.peers import peer_of
 from uma_trio.sockets.port import TcpListener
 

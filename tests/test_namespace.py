@@ -12,7 +12,7 @@ from uma_trio.api.api import sharing_of
 from uma_trio.api.bodies import TextBody
 from uma_trio.engine.messages import SamplingParams
 from uma_trio.service.ask import Ask, Door, Origin, Salt, Sharing, namespace
-from uma_trio.service.shares import MOST_REMEMBERED, Shares
+from uma_trio.service.fair import MAX_CHILDREN, Shares
 from uma_trio.sockets.principal import Principal
 
 DOOR = Door(max_prompt_bytes=100)
@@ -197,7 +197,7 @@ def test_a_thousand_names_forget_only_those_of_their_principal() -> None:
         return shares.path(Origin(principal=principal, door=DOOR, name="r", app=app), None)
 
     quiet, first = of_user(1, "editor"), of_user(2, "0")
-    for i in range(MOST_REMEMBERED + 1):
+    for i in range(MAX_CHILDREN + 1):
         of_user(2, str(i + 1))
     assert of_user(1, "editor") == quiet
     again = of_user(2, "0")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.abc import Instrument
 
-from uma_trio.service.thread_share import Passes
+from uma_trio.service.loop import Passes
 
 
 class Rounds(Instrument):

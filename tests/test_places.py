@@ -26,9 +26,9 @@ from uma_protocol import (
     SetPriority,
     Token,
 )
-from uma_trio.service.places import GRACE_S, OVER_SHARE_GRACE_S, connection_to_evict
+from uma_trio.service.front import GRACE_S, OVER_SHARE_GRACE_S, connection_to_evict
 from uma_trio.sockets.principal import Principal
-from uma_trio.sockets.refusing import MOST_AT_ONCE
+from uma_trio.sockets.transport import MOST_AT_ONCE
 
 
 @define(eq=False)

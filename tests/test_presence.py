@@ -8,7 +8,7 @@ from attrs import define
 from trio.testing import MockClock
 
 from uma_trio.service.directory import Directory
-from uma_trio.service.lag import BEAT_S, Presence
+from uma_trio.service.loop import BEAT_S, Presence
 
 
 @define(eq=False)

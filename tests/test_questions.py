@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from uma_protocol import Eos, Explain, Explanation, Generate, GetMetrics
 from uma_trio.observe import explain
-from uma_trio.service.questions import LEAST_S, LONGEST_PAUSE_S, PAUSE, Questions
+from uma_trio.service.loop import MAX_PAUSE_S, MIN_QUESTION_S, QUESTION_PAUSE, Questions
 from uma_trio.sockets.principal import Principal
 
 WORK_S = 0.01
@@ -50,7 +50,7 @@ async def test_a_flood_gets_one_part_in_twenty(autojump_clock: MockClock, busy: 
     n = 40
     told, seconds = await flood(questions, autojump_clock, ["a"] * n)
     assert len(told) == n
-    each = WORK_S + PAUSE * (WORK_S + LEAST_S) if busy else WORK_S
+    each = WORK_S + QUESTION_PAUSE * (WORK_S + MIN_QUESTION_S) if busy else WORK_S
     assert seconds == pytest.approx(WORK_S + (n - 1) * each, rel=0.1)
 
 
@@ -80,7 +80,7 @@ async def test_who_leaves_holds_nobody_up(autojump_clock: MockClock) -> None:
     """Cancelled at the head of the queue, in it, or when just called: the next one has its turn."""
     questions = Questions(trio.current_time, lambda: True)
     told: list[str] = []
-    for patience in (0.0, 0.05, PAUSE * WORK_S, 0.5):
+    for patience in (0.0, 0.05, QUESTION_PAUSE * WORK_S, 0.5):
         async with trio.open_nursery() as nursery:
             for asker in "aab":
                 with trio.move_on_after(0):
@@ -92,7 +92,7 @@ async def test_who_leaves_holds_nobody_up(autojump_clock: MockClock) -> None:
 
             for _ in range(3):
                 nursery.start_soon(leaves)
-        with trio.fail_after(4 * LONGEST_PAUSE_S):
+        with trio.fail_after(4 * MAX_PAUSE_S):
             await questions.answer("d", made(autojump_clock, told, "d"))
     assert told.count("d") == 4
 

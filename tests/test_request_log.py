@@ -8,7 +8,7 @@ from uma_protocol import Eos, Token
 from uma_trio.engine.messages import Finished
 from uma_trio.observe.log import withhold
 from uma_trio.service.ask import Door, Origin
-from uma_trio.service.request_log import line_of
+from uma_trio.service.generation import log_line
 from uma_trio.sockets.principal import Principal
 
 PROMPT = "of this nobody may read"
@@ -61,7 +61,7 @@ async def test_a_reader_who_left_is_told_by_the_log() -> None:
 def test_no_figure_is_taken_for_text() -> None:
     """The log withholds some keys, whatever they hold."""
     end = Finished("stop", "", 3, 2, 1, 0.1, 0.2, 0.3)
-    line = line_of(
+    line = log_line(
         1,
         Origin(principal=Principal(connection=1), door=Door(max_prompt_bytes=1), name="r"),
         0,

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from uma_trio.http.heads import MOST_LINES
 from uma_trio.service.fair import UserProgram
-from uma_trio.service.thread_share import (
+from uma_trio.service.loop import (
     BURST_S,
     CHUNK_S,
     HEAD_S,

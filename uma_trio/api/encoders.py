@@ -33,8 +33,15 @@ from uma_trio.http.errors import Fault, invalid
 from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Headers, Reply
 from uma_trio.service.ask import Refusal
-from uma_trio.service.embedding import EUCLID, Embedder, Input, VectorRows, normalised
-from uma_trio.service.encode_request import EncodeRequest, RequestEnded
+from uma_trio.service.embedding import (
+    EUCLID,
+    Embedder,
+    EncodeRequest,
+    Input,
+    RequestEnded,
+    VectorRows,
+    normalised,
+)
 from uma_trio.words import Gives
 
 _NUMBERS: Final = 8_192

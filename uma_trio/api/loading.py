@@ -20,7 +20,7 @@ from uma_trio.http.exchange import Exchange
 from uma_trio.models.loaded import LoadedModel
 from uma_trio.models.model import Model
 from uma_trio.service.ask import Origin, Refusal
-from uma_trio.service.loading import WaitsForModel
+from uma_trio.service.directory import WaitsForModel
 from uma_trio.service.service import Service
 from uma_trio.sockets.principal import Principal
 from uma_trio.words import Lane

@@ -18,7 +18,7 @@ from uma_trio.http.exchange import Exchange
 from uma_trio.http.message import Head, Reply
 from uma_trio.observe.explain import explanation, ticks_for
 from uma_trio.observe.sentences import sentences
-from uma_trio.service.pulse import SILENT_S, LoadReading
+from uma_trio.service.load import SILENT_S, LoadReading
 from uma_trio.words import Lane
 
 

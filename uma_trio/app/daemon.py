@@ -65,7 +65,7 @@ from uma_trio.policy.pipeline import Policy
 from uma_trio.service.agent import Agent
 from uma_trio.service.directory import Directory
 from uma_trio.service.fair import HELPERS, in_fair_threads, in_threads
-from uma_trio.service.lag import LagWatch, Presence
+from uma_trio.service.loop import LagWatch, Presence
 from uma_trio.service.service import Service
 from uma_trio.service.timer import finest_timer
 from uma_trio.sockets.handover import TakenSockets, take_over

@@ -15,7 +15,6 @@ from uma_trio.config.options import Config
 from uma_trio.observe import log
 from uma_trio.sockets.address import FRAMED_TCP, Address, parse_framed
 from uma_trio.sockets.handover import Handed, HandoverFailed, Role, offers_handover
-from uma_trio.sockets.holder import holder_of
 from uma_trio.sockets.inherited import NONE, Inherited
 from uma_trio.sockets.listener import (
     Claim,
@@ -25,7 +24,7 @@ from uma_trio.sockets.listener import (
     claim,
     handed_claim,
 )
-from uma_trio.sockets.path import SHARED_SOCKET, default_socket
+from uma_trio.sockets.path import SHARED_SOCKET, default_socket, holder_of
 from uma_trio.sockets.port import PortClaim, PortUnusable, TcpListener, bound
 from uma_trio.sockets.token import TokenUnusable, make_token, token_file
 

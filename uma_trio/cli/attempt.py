@@ -112,7 +112,7 @@ def start_if_wanted(path: Path, flag: bool | None) -> bool:
 
     It continues when this process has ended. Raises :class:`Trouble` with its last message if it ends at once.
     """
-    from uma_trio.sockets.holder import holder_of
+    from uma_trio.sockets.path import holder_of
 
     if flag is False or str(path).startswith(FRAMED_TCP):
         return False
@@ -188,7 +188,7 @@ def _where(path: Path) -> tuple[str, ...]:
 
 def wait_for_daemon(path: Path, pause: Callable[[float], None] = time.sleep) -> None:
     """Return when a daemon accepts connections at `path`, or none holds its name any more."""
-    from uma_trio.sockets.holder import holder_of
+    from uma_trio.sockets.path import holder_of
 
     while not accepts(path) and holder_of(str(path)) is not None:
         pause(_LOOK_S)

@@ -457,8 +457,8 @@ def check_socket(path: Path, about: str = "socket") -> Findings:
     if str(path).startswith(FRAMED_TCP):
         yield from _check_port(parse_framed(str(path)), "socket", _framed_problem(str(path)))
         return
-    from uma_trio.sockets.holder import holder_of
     from uma_trio.sockets.listener import too_long
+    from uma_trio.sockets.path import holder_of
 
     folder = path.parent
     if problem := too_long(path):

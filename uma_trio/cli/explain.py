@@ -165,7 +165,7 @@ async def neighbours_share(path: Path) -> float | None:
 
     from uma_trio.config.hardware import cpu_seconds_of
     from uma_trio.policy.costing.neighbours import cpu_times, others_share
-    from uma_trio.sockets.holder import holder_of
+    from uma_trio.sockets.path import holder_of
 
     def read() -> Any:
         daemon = holder_of(str(path))

@@ -59,7 +59,7 @@ def stop(
 
 def daemon_of(path: Path) -> int | None:
     """Return the process that serves on a socket, or is about to; None if there is none."""
-    from uma_trio.sockets.holder import holder_of
+    from uma_trio.sockets.path import holder_of
     from uma_trio.sockets.peers import peer_of
 
     if (pid := holder_of(str(path))) is not None:

@@ -10,10 +10,8 @@ import stat
 
 from uma_trio.client.errors import ConnectionFailed
 from uma_trio.sockets.address import FRAMED_TCP, LOCALHOST, parse_framed
-from uma_trio.sockets.holder import holder_of
-from uma_trio.sockets.path import default_socket, socket_to_ask
-from uma_trio.sockets.peers import peer_of
-from uma_trio.sockets.platform import HAS_UNIX_SOCKETS, own_uid
+from uma_trio.sockets.path import default_socket, holder_of, socket_to_ask
+from uma_trio.sockets.peers import HAS_UNIX_SOCKETS, own_uid, peer_of
 from uma_trio.sockets.sock_diag import listener_uid
 from uma_trio.sockets.token import TokenUnusable, read_token, token_file
 

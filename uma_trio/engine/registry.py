@@ -56,7 +56,7 @@ class Registry:
     """The requests of one engine.
 
     Other modules read `waiting` and `running`; only this one changes them. The machine sets `delayed_by`. `readers_s` counts the seconds in
-    which readers could give credit back (:class:`uma_trio.service.lag.Presence`); without it, all are.
+    which readers could give credit back (:class:`uma_trio.service.loop.Presence`); without it, all are.
     """
 
     def __init__(

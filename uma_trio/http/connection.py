@@ -36,9 +36,9 @@ from uma_trio.http.memory import MemoryHolder
 from uma_trio.http.message import Head, Headers, Reply
 from uma_trio.http.router import Route, Router
 from uma_trio.http.settings import ServerContext
-from uma_trio.service.fair import program_of, works_for
-from uma_trio.service.places import is_quiet
-from uma_trio.service.thread_share import HEAD_S, Meter
+from uma_trio.service.fair import program_of, set_client
+from uma_trio.service.front import is_quiet
+from uma_trio.service.loop import HEAD_S, Meter
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -227,7 +227,7 @@ class Connection:
             principal = guard.admit(
                 head, self._settings, route.access, self._peer(head), any_user=named
             )
-            works_for(program_of(principal, head.app))
+            set_client(program_of(principal, head.app))
             with self._holding_body():
                 # No variable here or in a caller holds the body: it is freed once it is decoded.
                 exchange = self._exchanged(

@@ -14,8 +14,7 @@ from uma_trio.http.settings import ServerContext
 from uma_trio.service.front import Front
 from uma_trio.sockets.peers import principal_of
 from uma_trio.sockets.principal import Principal
-from uma_trio.sockets.refusing import Rejector
-from uma_trio.sockets.transport import Transport
+from uma_trio.sockets.transport import Rejector, Transport
 
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"

@@ -16,8 +16,7 @@ from uma_trio.http.memory import ClientMemory
 from uma_trio.observe.log import Log
 from uma_trio.observe.metrics import Metrics
 from uma_trio.service.fair import RunBlocking
-from uma_trio.service.questions import Questions
-from uma_trio.service.thread_share import ThreadShare
+from uma_trio.service.loop import Questions, ThreadShare
 from uma_trio.words import MIB
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -14,7 +14,7 @@ import trio
 
 from uma_trio.observe.log import Log
 from uma_trio.service.ask import Refusal
-from uma_trio.service.pulse import LoadReading
+from uma_trio.service.load import LoadReading
 from uma_trio.sockets.accepting import accept_forever
 
 #: Clients at once. A further one is closed without a word, which changes nothing for a proxy.

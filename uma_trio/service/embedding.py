@@ -1,13 +1,13 @@
-"""Vectors and scores of texts: what an encoder may be asked, and the way to it and back.
+"""Requests for vectors and scores: validate, tokenise in a helper thread, queue for the engine, log.
 
-A request is tokenised in a helper thread, waits with those of other users for the engine, and is answered when the
-last of its inputs is encoded. Cancelled, it leaves the engine's queue.
+A request is answered when the last of its inputs is encoded. Cancelled, it leaves the engine's queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import trio
@@ -18,7 +18,13 @@ from uma_trio.backend.base import FloatArray, IntArray, Vocabulary
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.engine.messages import Encode, Encoded, StopEncoding
 from uma_trio.models.loaded import EncoderModel
+from uma_trio.models.model import Model
 from uma_trio.service.ask import Origin, Refusal
+from uma_trio.service.directory import WaitsForModel
+from uma_trio.words import Gives, Lane
+
+if TYPE_CHECKING:
+    from uma_trio.service.service import Service
 
 MAX_INPUTS: Final = 16_384
 """Texts of one request."""
@@ -31,17 +37,17 @@ MAX_TOKENS: Final = 1 << 23
 MAX_HELD: Final = 1 << 26
 """Tokens and numbers of all requests that wait for one encoder: 256 MiB."""
 EUCLID: Final = 2
-"""The norm by which vectors have length 1, unless somebody asks for another."""
+"""The norm by which vectors have length 1, unless a request sets another."""
 _INT16: Final = np.float32(32_760)
 _AGAIN_S: Final = 1.0
 
 Input = str | IntArray | tuple[str | IntArray, ...]
-"""A text, its tokens, or both by turns."""
+"""A text, its tokens, or an alternation of both."""
 
 
 @frozen
 class VectorRows:
-    """``[n_inputs, width]`` numbers, and how many tokens they were made of."""
+    """``[n_inputs, width]`` numbers, and the number of tokens of the inputs."""
 
     values: FloatArray
     n_tokens: int
@@ -53,33 +59,11 @@ class VectorRows:
         return list(zip(order.tolist(), scores[order].tolist(), strict=True))
 
 
-class TextsRequest(Protocol):
-    """A request for vectors or scores."""
-
-    @property
-    def handle(self) -> int:
-        """The handle, unique for the life of the daemon."""
-
-    @property
-    def origin(self) -> Origin:
-        """Who asked."""
-
-    @property
-    def arrived(self) -> float:
-        """When it came, on the engines' clock."""
-
-    reason: str
-    """How it was answered: stop, or error."""
-
-    def accept(self, n_tokens: int) -> None:
-        """Note that its texts, of so many tokens, are valid and wait to be encoded."""
-
-
 @define(eq=False)
 class Embedder:
     """Requests of one loaded encoder. For trio's thread.
 
-    `debts` are seconds of the machine that users are charged for with their next request.
+    `debts` maps users to the machine seconds that their next request is charged.
     """
 
     model: EncoderModel
@@ -98,10 +82,10 @@ class Embedder:
         return self.model.bounds.model
 
     def width(self, dimensions: int | None) -> int:
-        """Return how many numbers of a vector are asked for; None asks for all.
+        """Return the width of a requested vector; None is all of it.
 
         Raises:
-            Refusal: it makes fewer.
+            Refusal: the encoder's vectors are narrower.
         """
         most = self.info.width
         if dimensions is not None and dimensions > most:
@@ -110,7 +94,7 @@ class Embedder:
         return dimensions or most
 
     async def vectors(
-        self, inputs: Sequence[Input], request: TextsRequest, *, truncate: bool = False
+        self, inputs: Sequence[Input], request: EncodeRequest, *, truncate: bool = False
     ) -> VectorRows:
         """Return a vector of each text or list of tokens, in order. With `truncate` long inputs lose their end.
 
@@ -126,9 +110,14 @@ class Embedder:
         return await self._encoded(tokens, request)
 
     async def scores(
-        self, query: str, documents: Sequence[str], request: TextsRequest, *, truncate: bool = False
+        self,
+        query: str,
+        documents: Sequence[str],
+        request: EncodeRequest,
+        *,
+        truncate: bool = False,
     ) -> VectorRows:
-        """Return the scores of documents for a query, in order; the first number of each is to be used.
+        """Return the scores of documents for a query, in order: the first number of each row.
 
         Raises:
             Refusal: as :meth:`vectors`.
@@ -155,8 +144,8 @@ class Embedder:
 
     def _pairs(self, query: str, documents: Sequence[str], *, truncate: bool) -> Iterator[IntArray]:
         pair = self.info.pair
-        before, behind_query = pair.around_query
-        asked = self._plain(before + query + behind_query)
+        before, after_query = pair.around_query
+        asked = self._plain(before + query + after_query)
         room = self.info.n_ctx - pair.n_tokens - len(asked)
         if room < 1:
             raise self._too_long("query", len(asked), self.info.n_ctx - pair.n_tokens - 1)
@@ -170,7 +159,7 @@ class Embedder:
             yield np.concatenate([front, tokens[:room], behind])
 
     def _joined(self, parts: Sequence[str | IntArray]) -> IntArray:
-        """Return the tokens of texts and tokens by turns; what begins and ends a text goes with the first one."""
+        """Return the tokens of alternating texts and tokens; only the first text gets the special tokens."""
         return np.concatenate(
             [
                 self.vocabulary.tokenize(part, add_special=not at, parse_special=False)
@@ -215,7 +204,7 @@ class Embedder:
             why = f"{self.model.n_waiting} requests wait for {self.name}; try again"
             raise Refusal(Code.E_LIMIT_003, why, retry_after_s=_AGAIN_S)
 
-    async def _encoded(self, inputs: list[IntArray], request: TextsRequest) -> VectorRows:
+    async def _encoded(self, inputs: list[IntArray], request: EncodeRequest) -> VectorRows:
         order = await self.model.run_blocking(
             lambda: sorted(range(len(inputs)), key=lambda at: len(inputs[at]), reverse=True)
         )
@@ -256,7 +245,7 @@ class Embedder:
 
 
 def normalised(vectors: FloatArray, norm: int = EUCLID) -> FloatArray:
-    """Return vectors that are as long as `norm` says (llama.cpp, common_embd_normalize); zeros stay."""
+    """Return the vectors normalised as by llama.cpp's common_embd_normalize; zeros stay."""
     if norm < 0:
         return vectors
     sizes = np.abs(vectors)
@@ -268,11 +257,7 @@ def normalised(vectors: FloatArray, norm: int = EUCLID) -> FloatArray:
 
 
 def _bounded(inputs: Iterable[IntArray], field: str) -> list[IntArray]:
-    """Return the tokens of all inputs, made one after another, unless they get too many.
-
-    Raises:
-        Refusal: they do, or making one of them raises it.
-    """
+    """Return the tokens of all inputs, tokenised one by one. Raises :class:`Refusal` beyond MAX_TOKENS."""
     found: list[IntArray] = []
     n_tokens = 0
     for tokens in inputs:
@@ -282,3 +267,85 @@ def _bounded(inputs: Iterable[IntArray], field: str) -> list[IntArray]:
             raise Refusal(Code.E_LIMIT_001, why, field=field)
         found.append(tokens)
     return found
+
+
+class RequestEnded(Exception):
+    """The request was ended: as cancelled, or with an error code and a message."""
+
+    def __init__(self, code: str | None, message: str | None) -> None:
+        super().__init__(message or "the request was cancelled")
+        self.code, self.message = code, message
+
+
+class EncodeRequest(WaitsForModel):
+    """One request for vectors or scores. Its texts are computed in time that streams do not need."""
+
+    def __init__(self, service: Service, origin: Origin) -> None:
+        super().__init__(service.new_handle(), origin, "background", None, service.clock())
+        self._service = service
+        #: Number of tokens, once the texts are accepted; and how it ended: stop or error.
+        self.n_tokens, self.reason = 0, ""
+        #: Called when the wait for the model begins, and when the texts are queued for the engine.
+        self.on_wait: Callable[[], object] = lambda: None
+        self.on_accept: Callable[[], object] = lambda: None
+
+    def move_to(self, lane: Lane) -> None:
+        """Do nothing: texts are background work in any lane."""
+
+    def accept(self, n_tokens: int) -> None:
+        self.n_tokens = n_tokens
+        self.on_accept()
+
+    def _log(self) -> None:
+        service, ended = self._service, self.ended is not None
+        service.log_request(
+            {
+                "id": self.handle,
+                "app": self.origin.app or "-",
+                "lane": self.lane,
+                **({} if self.model is None else {"model": self.model}),
+                "prompt_tokens": self.n_tokens,
+                "total_s": round(service.clock() - self.arrived, 3),
+                "reason": self.reason or ("cancelled" if ended else "left"),
+            }
+        )
+
+    def _wait_for(self, awaited: Model) -> None:
+        self.awaited = awaited
+        self.on_wait()
+
+    @asynccontextmanager
+    async def encoder(
+        self, kind: Gives, name: str | None, *, exact: bool = False
+    ) -> AsyncIterator[Embedder]:
+        """Return the encoder, once it is loaded. Until the block ends, it stays loaded and the request is listed.
+
+        Unless `exact`, an unknown name means the only model of this kind.
+
+        Raises:
+            Refusal: there is none, it cannot be loaded, or the daemon ends.
+            RequestEnded: the request was ended.
+        """
+        service = self._service
+        if service.draining:
+            raise Refusal(Code.E_LIFECYCLE_001, "the daemon is stopping", retry_after_s=_AGAIN_S)
+        service.directory.add(self)
+        try:
+            with self.scope:
+                payer = self.origin.principal.counts_as
+                served = await service.ready(name, self._wait_for, payer, kind=kind, exact=exact)
+                if not isinstance(served, EncoderModel):
+                    raise TypeError(f"{served.bounds.model} writes text")  # `kind` is text
+                end = served.uses.begin()
+                try:
+                    self.model, self.awaited = served.bounds.model, None
+                    yield Embedder(served, service.models.debts)
+                finally:
+                    end()
+        finally:
+            self.awaited = None
+            service.directory.remove(self)
+            if self.n_tokens > 0:  # else it was refused, or ended before it was queued
+                self._log()
+        if self.ended is not None:
+            raise RequestEnded(*self.ended)

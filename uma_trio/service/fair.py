@@ -1,16 +1,18 @@
-"""Helper threads that are shared fairly between clients: a flood of one keeps nobody else's work waiting."""
+"""Fairness between clients: helper threads, compilations of constraints, and the shares of machine time."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
 from uma_trio.models.loaded import RunBlocking as RunBlocking
+from uma_trio.service.ask import Origin
 from uma_trio.sockets.principal import Principal
 from uma_trio.text.shape import NotChecked, Patience, Unconstrainable, patient
 
@@ -19,35 +21,35 @@ K = TypeVar("K", bound=Hashable)
 
 
 class UserProgram(NamedTuple):
-    """Who has work done: a user as :class:`Principal` attests it, and one of its programs."""
+    """The client that work is done for: a user, as :class:`Principal` attests it, and one of its programs."""
 
     user: str
     program: str
 
 
 def program_of(principal: Principal, app: str | None) -> UserProgram:
-    """Return the user and the program of a request. What a program calls itself divides its user's places only.
+    """Return the user and the program of a request. The program's own name divides only its user's places.
 
-    Clients that close at once, so that the kernel does not tell their user, are one user together.
+    Clients that close before the kernel reports their user count as one user.
     """
     return UserProgram(principal.counts_as, app or str(principal.pid))
 
 
 THE_DAEMON: Final = UserProgram("", "")
-_ASKING: ContextVar[UserProgram] = ContextVar("asking", default=THE_DAEMON)
+_CLIENT: ContextVar[UserProgram] = ContextVar("asking", default=THE_DAEMON)
 
 
-def works_for(client: UserProgram) -> None:
-    """Say for whom this task, and those that it starts from now on, have work done in helper threads."""
-    _ASKING.set(client)
+def set_client(client: UserProgram) -> None:
+    """Set the client of this task and of the tasks that it starts from now on, for work in helper threads."""
+    _CLIENT.set(client)
 
 
 HELPERS: Final = 3
-"""Helper threads for one kind of work. A user has two of them at most; more would take cores from the model."""
+"""Helper threads for one kind of work. A user has at most two; more would take cores from the model."""
 
 
 class FairQueue(Generic[K]):
-    """Tasks that wait in turn, key by key: a flood of one key delays another by one turn of each key at most."""
+    """A round-robin queue of tasks by key: many tasks of one key delay another key by at most one turn."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[K, deque[trio.Event]] = OrderedDict()
@@ -59,7 +61,7 @@ class FairQueue(Generic[K]):
         return key in self._waiting
 
     async def wait(self, key: K, cancelled: Callable[[], object]) -> None:
-        """Wait until :meth:`wake` wakes this task. `cancelled` is called if it was woken and cancelled at the same time."""
+        """Wait for :meth:`wake`. `cancelled` is called if the task was woken and cancelled at the same time."""
         turn = trio.Event()
         turns = self._waiting.setdefault(key, deque())
         turns.append(turn)
@@ -75,7 +77,7 @@ class FairQueue(Generic[K]):
             raise
 
     def wake(self, take: Callable[[K], bool] = lambda _key: True) -> bool:
-        """Wake the oldest task of the first key that `take` accepts, and put the key behind the others; False if there is none."""
+        """Wake the oldest task of the first key that `take` accepts, and rotate the key to the end; False if there is none."""
         for key in self._waiting:
             if take(key):
                 turns = self._waiting.pop(key)
@@ -87,7 +89,7 @@ class FairQueue(Generic[K]):
 
 
 class FairPlaces:
-    """`n` places: each program has at most one of them, and each user leaves one to the others."""
+    """`n` places: at most one for each program, and at most `n` - 1 for each user."""
 
     def __init__(self, n: int) -> None:
         self._free = n
@@ -122,43 +124,40 @@ class FairPlaces:
 
 
 class FairLimiter:
-    """A place of one client, as :func:`trio.to_thread.run_sync` takes and gives back a limiter's."""
+    """A place of one client, as a limiter for :func:`trio.to_thread.run_sync`."""
 
     def __init__(self, places: FairPlaces, client: UserProgram) -> None:
         self._places = places
         self._client = client
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Wait for a place, whoever borrows it."""
         await self._places.acquire(self._client)
 
     def release_on_behalf_of(self, borrower: object) -> None:
-        """Give the place back."""
         self._places.release(self._client)
 
 
 def in_threads(n: int) -> RunBlocking:
     """Return a :class:`RunBlocking` that uses at most `n` helper threads at a time, shared fairly.
 
-    Abandoned threads keep their place until they end, so a client that sends and cancels for ever gets
-    no more of them than one that waits.
+    Abandoned threads keep their place until they end, so cancelling gains a client no further threads.
     """
     places = FairPlaces(n)
 
     def run(function: Callable[[], Answer], /) -> Awaitable[Answer]:
-        limiter: Any = FairLimiter(places, _ASKING.get())
+        limiter: Any = FairLimiter(places, _CLIENT.get())
         return trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
 
     return run
 
 
-# --- compiling shapes ---
+# --- compiling constraints ---
 
 COMPILE_S: Final = 10.0
-"""For all shapes of a request, from when it has its place; the first one waits for a second of preparation."""
+"""Seconds for all constraints of a request, once it has its place; the first one includes a second of preparation."""
 QUEUE_S: Final = 60.0
-"""How long a request waits for its place."""
-# Their processes are niced, and more would only take cores.
+"""Maximum seconds that a request waits for its place."""
+# Compilers run niced; more of them would only take cores.
 _PLACES: Final = 4
 _TOO_LONG: Final = f"takes longer than {COMPILE_S:g} s to be compiled; simplify it"
 
@@ -170,13 +169,13 @@ class RunFor(Protocol):
         """Return the function's result or raise its exception. If cancelled, abandon it.
 
         Raises:
-            NotChecked: it was not begun in :data:`QUEUE_S`.
-            Unconstrainable: it was, and took longer than :data:`COMPILE_S`.
+            NotChecked: it did not start within :data:`QUEUE_S`.
+            Unconstrainable: it ran longer than :data:`COMPILE_S`.
         """
 
 
 class _Turn(FairLimiter):
-    """A place for one request, whose time to compile begins with it."""
+    """A place for one request, which starts its time to compile."""
 
     def __init__(self, places: FairPlaces, client: UserProgram, scope: trio.CancelScope) -> None:
         super().__init__(places, client)
@@ -188,16 +187,13 @@ class _Turn(FairLimiter):
         with trio.move_on_after(QUEUE_S) as waiting:
             await super().acquire_on_behalf_of(borrower)
         if waiting.cancelled_caught:
-            raise NotChecked(f"waited {QUEUE_S:g} s for others that are compiled first; try again")
+            raise NotChecked(f"waited {QUEUE_S:g} s behind other compilations; try again")
         self._scope.deadline = trio.current_time() + COMPILE_S
         self.patience.until = time.monotonic() + COMPILE_S
 
 
 def in_fair_threads(places: FairPlaces | None = None) -> RunFor:
-    """Return a :class:`RunFor`. A thread that is given up keeps its place until it ends.
-
-    It ends soon: nothing is begun for a request that was given up, and what was begun is bounded.
-    """
+    """Return a :class:`RunFor`. An abandoned thread keeps its place until its current, bounded step ends."""
     shared = places or FairPlaces(_PLACES)
 
     async def run(function: Callable[[], Answer], client: UserProgram, /) -> Answer:
@@ -227,3 +223,55 @@ def unqueued(run_blocking: RunBlocking) -> RunFor:
         raise Unconstrainable(_TOO_LONG)
 
     return run
+
+
+#: Maximum number of children of a node; the least recently used one is dropped, and later gets a new number.
+MAX_CHILDREN = 256
+
+
+class _Node:
+    """A share and its children. `number` is unique for the life of the daemon."""
+
+    __slots__ = ("_children", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._children: OrderedDict[str, _Node] = OrderedDict()
+
+    def child(self, name: str, numbers: Iterator[int]) -> _Node:
+        node = self._children.get(name)
+        if node is None:
+            node = self._children[name] = _Node(next(numbers))
+            if len(self._children) > MAX_CHILDREN:
+                self._children.popitem(last=False)
+        self._children.move_to_end(name)
+        return node
+
+
+class Shares:
+    """Numbers principals, their programs and their conversations, for the division of machine time.
+
+    Machine time is divided among principals first, then among a principal's programs, then among a program's
+    conversations. Clients choose the names of programs and conversations, so these only divide their principal's
+    share, and each node is bounded separately.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._root = _Node(0)
+
+    def path(self, origin: Origin, session: str | None) -> tuple[int, ...]:
+        """Return the numbers of a request's principal, program and conversation."""
+        node, path = self._root, []
+        for name in _names(origin, session):
+            node = node.child(name, self._numbers)
+            path.append(node.number)
+        return tuple(path)
+
+
+def _names(origin: Origin, session: str | None) -> Sequence[str]:
+    """Return the names of a request on each level; without a session, the process is the conversation, if known."""
+    principal = origin.principal
+    process = "" if principal.pid is None else principal.process
+    conversation = process if session is None else f"session {session}"
+    return principal.counts_as, origin.app or "", conversation

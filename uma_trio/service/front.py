@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
 from typing import Generic, Protocol, TypeVar
@@ -13,20 +14,69 @@ import trio
 
 from uma_trio.observe.log import Log
 from uma_trio.observe.metrics import Metrics
-from uma_trio.service.places import Occupant, connection_to_evict
 from uma_trio.sockets.accepting import Arrivals
 from uma_trio.sockets.peers import is_closed, will_send_no_more
 from uma_trio.sockets.principal import Principal
 
-# It fails ten times a second while it lasts; the metric counts each, the log tells it this often.
+# Idle seconds before a connection may be evicted: a client that has just connected, or read an answer, may send next.
+GRACE_S = 1.0
+# The same for an owner with more than a fair share of the places.
+OVER_SHARE_GRACE_S = 0.1
+
+
+class Occupant(Protocol):
+    """A connection that holds a place. Places are shared fairly among owners."""
+
+    @property
+    def owner(self) -> Hashable: ...
+
+    @property
+    def idle_since(self) -> float | None:
+        """When the client last sent something, if it is the client's turn to send; None otherwise."""
+
+
+P = TypeVar("P", bound=Occupant)
+
+
+def is_quiet(place: Occupant, now: float, grace_s: float = GRACE_S) -> bool:
+    """Return whether a connection has been idle for `grace_s` seconds."""
+    since = place.idle_since
+    return since is not None and now - since >= grace_s
+
+
+def connection_to_evict(places: Iterable[P], owner: Hashable, now: float) -> P | None:
+    """Return the idle connection to close for a new connection of `owner`; None if there is none. Pure.
+
+    Candidates are the owner's own connections and those of owners with more places than `owner`. The owner with the
+    most places loses the connection that has been idle longest. Above an equal share of all places, an idle connection
+    is kept for :data:`OVER_SHARE_GRACE_S` only, so that an owner of hundreds excludes nobody. Linear in the places.
+    """
+    every = list(places)
+    held = Counter(place.owner for place in every)
+    fair = len(every) / len(held.keys() | {owner})
+    chosen: tuple[int, float] | None = None
+    found: P | None = None
+    for place in every:
+        since, n = place.idle_since, held[place.owner]
+        if since is None or not is_quiet(place, now, OVER_SHARE_GRACE_S if n > fair else GRACE_S):
+            continue
+        if place.owner != owner and n <= held[owner]:
+            continue
+        rank = (-n, since)
+        if chosen is None or rank < chosen:
+            chosen, found = rank, place
+    return found
+
+
+# Seconds between two log lines about failing accepts (ten a second while it lasts; a metric counts each).
 _ACCEPT_WARNING_S = 60.0
-# Connections that were told to leave and have not yet closed; beyond, nobody makes room for a while.
+# Maximum number of evicted connections that have not closed yet.
 MOST_LEAVING = 64
-# Clients let in before other tasks have their turn. To set one up, with its first request, takes about 0.6 ms.
+# Clients admitted before other tasks run. To set one up, with its first request, takes about 0.6 ms.
 _ADMITTED_PER_PASS = 4
-# Between two looks whether everybody has left, or whether a place can be freed for an owner for whom none could.
+# Seconds between two polls of an emptying front, and between two searches for a place for the same owner.
 _POLL_S = 0.05
-# Owners for whom no place could be freed lately, at most.
+# Maximum number of owners whose latest failed search is kept.
 _MAX_FAILED_SEARCHES = 64
 
 
@@ -60,7 +110,7 @@ class FrontListener(Accepts, Protocol):
         """Keep its name, which another daemon has handed over."""
 
     def disown(self) -> None:
-        """Leave its name to who has the socket now."""
+        """Leave its name to the process that has the socket now."""
 
 
 class FrontConnection(Occupant, Protocol):
@@ -75,11 +125,11 @@ class FrontConnection(Occupant, Protocol):
     def leave(self) -> None:
         """Close the connection between two requests, or when it has been idle for a while.
 
-        Its client connects anew, to another daemon. Called again and again until it has ended.
+        Its client reconnects, to another daemon. Called repeatedly until the connection has ended.
         """
 
     def make_room(self) -> None:
-        """Close the connection, which is idle, for another client; the client is told. Idempotent."""
+        """Close the idle connection for another client, with an error that says so. Idempotent."""
 
 
 S = TypeVar("S", bound=FrontConnection)
@@ -93,9 +143,9 @@ class Front(ABC, Generic[S]):
         self._log = log
         self._option = option
         self._sessions: set[S] = set()
-        # Those that hold a place, and what is called once when it is given up.
+        # Sessions with a place, and the function to call once when it is released.
         self._placed: dict[S, Callable[[], None]] = {}
-        # When a place was last looked for in vain, by owner: looking takes time in proportion to the places.
+        # Time of the latest failed search, by owner: a search is linear in the places.
         self._failed_searches: dict[Hashable, float] = {}
         self._next_warning_at = -math.inf
         self._arrivals = Arrivals()
@@ -155,16 +205,14 @@ class Front(ABC, Generic[S]):
         self._resumed.set()
 
     def drain_connections(self) -> None:
-        """Have every connection end between two requests; to be called again and again."""
+        """Ask every connection to end between two requests; to be called repeatedly."""
         for session in tuple(self._sessions):
             session.leave()
 
     async def empty(self) -> None:
-        """Leave further clients in the backlog, and return when all who were accepted have been answered and left."""
+        """Leave further clients in the backlog; return when all accepted ones were answered and have left."""
         self.pause_accepting()
-        await (
-            trio.lowlevel.checkpoint()
-        )  # a client that the kernel gives us in this moment is accepted, too
+        await trio.lowlevel.checkpoint()  # also takes a client that the kernel is delivering now
         while self._sessions or len(self._arrivals):
             self.drain_connections()
             await trio.sleep(_POLL_S)
@@ -176,7 +224,7 @@ class Front(ABC, Generic[S]):
 
     @abstractmethod
     def principal_for(self, sock: socket.socket) -> Principal:
-        """Return whom a client is for.
+        """Return the principal of a client.
 
         Raises:
             OSError: the client has left.
@@ -184,14 +232,14 @@ class Front(ABC, Generic[S]):
 
     @abstractmethod
     def admit(self, sock: socket.socket, principal: Principal) -> None:
-        """Take a client's socket: accept or refuse the client. Never blocks."""
+        """Accept or refuse a client. Never blocks."""
 
     def admit_at_once(self, sock: socket.socket) -> None:
-        """Let a client in at once, without a turn."""
+        """Admit a client immediately. For tests."""
         try:
             self._admit_or_close(sock, self.principal_for(sock))
         except OSError:
-            sock.close()  # it is gone already
+            sock.close()  # the client has left already
 
     async def _accept(self, listener: Accepts) -> None:
         while not self._ended:
@@ -203,7 +251,7 @@ class Front(ABC, Generic[S]):
         try:
             principal = self.principal_for(sock)
         except OSError:
-            sock.close()  # it is gone already
+            sock.close()  # the client has left already
             return
         self._arrivals.add(sock, principal)
 
@@ -219,7 +267,7 @@ class Front(ABC, Generic[S]):
                     if is_closed(sock):
                         sock.close()
                         continue
-                    # A client that has probably left again is work for nobody: one of these at a time.
+                    # A client that sends no more has probably left: admit one of these per pass.
                     last = will_send_no_more(sock)
                     self._admit_or_close(sock, principal)
                     if last:
@@ -227,15 +275,15 @@ class Front(ABC, Generic[S]):
                 await trio.lowlevel.checkpoint()
 
     def _admit_or_close(self, sock: socket.socket, principal: Principal) -> None:
-        """Let a client in; a fault of ours ends its connection and not the daemon."""
+        """Admit a client; a bug ends its connection and not the daemon."""
         try:
             self.admit(sock, principal)
         except Exception:
-            self._log.exception("a client was not let in, by a fault")
+            self._log.exception("a client was not admitted: internal error")
             sock.close()
 
     def _add_session(self, session: S, left: Callable[[], None] = lambda: None) -> None:
-        """Give a client a place; `left` is called when the place is free, however that comes."""
+        """Give a client a place; `left` is called once when the place is released."""
         self._placed[session] = left
         self._start_session(session)
 
@@ -245,7 +293,7 @@ class Front(ABC, Generic[S]):
         self._nursery.start_soon(self._run, session)
 
     def _make_room(self, owner: Hashable, among: Iterable[S] | None = None) -> bool:
-        """Free the place of an idle client for a newcomer of `owner`; False if none may be freed."""
+        """Free the place of an idle client for a new client of `owner`; return whether one was freed."""
         now = trio.current_time()
         if len(self._sessions) >= len(self._placed) + MOST_LEAVING:
             return False
@@ -270,8 +318,8 @@ class Front(ABC, Generic[S]):
         try:
             await session.run()
         except Exception:
-            # A fault of ours in one client's session is no reason to drop the others.
-            self._log.exception("connection ended by a fault")
+            # A bug in one session must not end the others.
+            self._log.exception("connection ended by an internal error")
         finally:
             self._sessions.discard(session)
             self._release_place(session)

@@ -29,7 +29,6 @@ from uma_trio.models.model import Model
 from uma_trio.service.ask import Ask, Origin, awaits_of, namespace
 from uma_trio.service.checks import max_tokens_for
 from uma_trio.service.reading import Reading
-from uma_trio.service.request_log import line_of
 from uma_trio.service.service import Service
 from uma_trio.service.stream import Pipe, Reader
 from uma_trio.text.frontend import Prepared
@@ -215,7 +214,7 @@ class Generation:
 
     def _log(self) -> None:
         total_s = self._service.clock() - self.arrived
-        line = line_of(self.handle, self.origin, self.choice, self.lane, self._last, total_s)
+        line = log_line(self.handle, self.origin, self.choice, self.lane, self._last, total_s)
         self._service.log_request(line)
 
     def keep_prefix_after_calls(self) -> None:
@@ -268,3 +267,32 @@ class Generation:
             code=code,
             message=message,
         )
+
+
+def log_line(
+    handle: int, origin: Origin, choice: int, lane: Lane, end: Finished | None, total_s: float
+) -> dict[str, object]:
+    """Return the fields of an answer's log line, never text; without an `end` the reader left first."""
+    line: dict[str, object] = {"id": handle, "app": origin.app or "-", "lane": lane}
+    if choice:
+        line["choice"] = choice
+    if end is None:
+        return {**line, "total_s": round(total_s, 3), "reason": "left"}
+    decode_s = end.total_s - (end.ttft_s or 0.0)
+    after_first = end.completion_tokens - 1
+    return {
+        **line,
+        "prompt_tokens": end.prompt_tokens,
+        "cached_tokens": end.cached_tokens,
+        "tokens": end.completion_tokens,
+        "queue_ms": round(end.queue_s * 1e3, 1),
+        **({} if end.ttft_s is None else {"ttft_ms": round(end.ttft_s * 1e3, 1)}),
+        "total_s": round(end.total_s, 3),
+        **(
+            {"tokens_per_s": round(after_first / decode_s, 1)}
+            if after_first > 0 and decode_s > 0
+            else {}
+        ),
+        "reason": end.reason,
+        **({} if end.code is None else {"code": end.code}),
+    }

@@ -1,6 +1,6 @@
-"""What runs, on all models: asks their engines for snapshots and records, and reads the metrics.
+"""Snapshots, request records and metrics of all models.
 
-A model may be unloaded, or its engine die, while it is asked: it is left out then, and never ends the question.
+A model that is unloaded, or whose engine dies, during a query is left out of the result.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from uma_trio.models.loaded import LoadedModel, no_history
 from uma_trio.models.manager import ModelManager
 from uma_trio.observe.records import Recorded, RequestRecord, Snapshot, explained
 from uma_trio.observe.view import ReadModel, State, Viewer
-from uma_trio.service import loading
 from uma_trio.service.ask import Refusal
-from uma_trio.service.directory import Directory
+from uma_trio.service.directory import Directory, waiting_records, waiting_snapshot
 from uma_trio.sockets.principal import Principal
 
 _STOPPED: Final = "the engine has stopped and the daemon is going down; ask again when it is back"
@@ -26,7 +25,7 @@ Answer = TypeVar("Answer")
 
 
 class Observer:
-    """Questions about all models. For trio's thread only."""
+    """Queries over all models. For trio's thread only."""
 
     def __init__(
         self,
@@ -47,13 +46,13 @@ class Observer:
         return Viewer(principal, self._directory.name_of)
 
     def watch(self, served: LoadedModel) -> None:
-        """Take in all snapshots of a model from now on."""
+        """Add all further snapshots of a model to the view."""
         served.snapshots.on_snapshot = partial(self.view.take, served.bounds.model)
 
     def close(self, served: LoadedModel) -> None:
         """Keep the latest requests and ticks of a model whose engine has ended, for explanations."""
         self.view.close(served.bounds.model, served.history())
-        served.history = no_history  # it refers to the engine
+        served.history = no_history  # the function refers to the engine
 
     async def state(self) -> State:
         """Return the present state of all models, with the requests that wait for a model to be loaded.
@@ -64,7 +63,7 @@ class Observer:
             Refusal: no engine runs.
         """
         found = await self.of_each(lambda served: served.snapshot())
-        waiting = loading.snapshot(self._directory, self._clock())
+        waiting = waiting_snapshot(self._directory, self._clock())
         return self._state([*found, waiting] if waiting.queue or not found else found)
 
     async def state_of(self, served: LoadedModel) -> State:
@@ -88,7 +87,7 @@ class Observer:
         """
         found = await self.of_each(lambda served: served.explain(handle, ticks))
         now = self._clock()
-        waiting = loading.records(self._directory, handle)
+        waiting = waiting_records(self._directory, handle)
         if handle is not None:
             first = next((each for each in found if each.requests), None)
             return (
@@ -132,7 +131,7 @@ class Observer:
         """
         found = list[Answer]()
         for served in self.alive:
-            if served.is_alive:  # the questions before this one may have taken a while
+            if served.is_alive:  # the earlier queries may have taken a while
                 with suppress(Refusal):
                     found.append(await ask(served))
         if not found and not self._models.can_swap:

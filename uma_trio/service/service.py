@@ -1,7 +1,6 @@
 """The interface of the daemon for its front ends: request text, list requests, change them.
 
-A front end translates between its wire format and these calls. It needs no knowledge of the engine,
-of tokens or of limits.
+A front end translates between its wire format and these calls, without the engine, tokens or limits.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
@@ -23,19 +22,17 @@ from uma_trio.observe.metrics import Metrics
 from uma_trio.observe.records import PrefixReport
 from uma_trio.service.ask import Refusal
 from uma_trio.service.directory import Directory, RunningRequest
-from uma_trio.service.fair import RunBlocking, RunFor, unqueued
+from uma_trio.service.fair import RunBlocking, RunFor, Shares, unqueued
+from uma_trio.service.load import LoadMonitor, LoadReading
+from uma_trio.service.loop import Questions, ThreadShare
 from uma_trio.service.observer import Observer
 from uma_trio.service.playout import Playout
-from uma_trio.service.pulse import LoadReading, Pulse
-from uma_trio.service.questions import Questions
-from uma_trio.service.request_log import LogRequest, no_log
-from uma_trio.service.shares import Shares
-from uma_trio.service.thread_share import ThreadShare
 from uma_trio.service.timer import Timer
 from uma_trio.sockets.principal import Principal
 from uma_trio.words import Gives, Lane
 
-Answer = TypeVar("Answer")
+LogRequest = Callable[[Mapping[str, object]], None]
+"""Writes the log line of an answer."""
 
 
 class Service:
@@ -57,7 +54,7 @@ class Service:
         directory: Directory | None = None,
         timer: Timer | None = None,
         give_memory_back: Callable[[], None] | None = None,
-        log_request: LogRequest = no_log,
+        log_request: LogRequest = lambda _: None,
         settings: Mapping[str, str] | None = None,
         disk: PrefixDisk | None = None,
     ) -> None:
@@ -65,24 +62,24 @@ class Service:
         self._disk = disk
         self.telemetry = telemetry
         self.clock = clock
-        #: What the daemon was told, by the names of flags, for an operator who asks.
+        #: The daemon's configuration by the names of flags, for operators.
         self.settings: Mapping[str, str] = settings or {}
         self.directory = directory = Directory() if directory is None else directory
         self.shares = Shares()
-        #: Whoever asks for figures, lists or explanations waits here for a turn.
+        #: Queue of requests for metrics, lists and explanations.
         self.questions = Questions(clock, lambda: directory.has_streams)
-        #: What the bytes of clients cost trio's thread is counted here.
+        #: Charges users for the time that their bytes cost trio's thread.
         self.thread_share = ThreadShare(clock, lambda: directory.has_streams)
-        #: Somebody has to be in its `run`, or tokens that are held stay so.
+        #: Releases held tokens; a task has to be in its `run`.
         self.playout = Playout(clock, timer)
         self.draining = False
         self.log_request = log_request
-        #: What runs on all models.
+        #: Queries over all models.
         self.observer = Observer(directory, clock, models)
-        self._pulse: tuple[LoadedModel, Pulse] | None = None
-        self._rest = Pulse(trio.lowlevel.checkpoint, lambda: None, Outlook, 1)
+        self._load: tuple[LoadedModel, LoadMonitor] | None = None
+        self._idle_load = LoadMonitor(trio.lowlevel.checkpoint, lambda: None, Outlook, 1)
         self._run_blocking = run_blocking
-        #: Compiles shapes, fairly between clients.
+        #: Compiles constraints, with fair turns between clients.
         self.run_compiling = run_compiling or unqueued(run_blocking)
         self._give_memory_back = give_memory_back
         self._handles = itertools.count(1)
@@ -90,17 +87,17 @@ class Service:
     # --- models ---
 
     async def load_reading(self) -> LoadReading:
-        """Return the load, for routers: that of the default model, or of nothing while no model is loaded.
+        """Return the load of the default model, or an idle one while no model is loaded.
 
         Raises:
             Refusal: the engine of the only model has stopped.
         """
         model = self.models.default
-        if self._pulse is None or self._pulse[0] is not model:
+        if self._load is None or self._load[0] is not model:
             snapshots = model.snapshots
-            self._pulse = (
+            self._load = (
                 model,
-                Pulse(
+                LoadMonitor(
                     model.snapshot,
                     lambda: snapshots.latest,
                     model.telemetry.outlook,
@@ -108,11 +105,11 @@ class Service:
                 ),
             )
         try:
-            return await self._pulse[1].read()
+            return await self._load[1].read()
         except Refusal:
             if not self.models.can_swap:
                 raise
-            return await self._rest.read()
+            return await self._idle_load.read()
 
     async def ready(
         self,
@@ -141,11 +138,11 @@ class Service:
         """Return a handle that is unique for the life of the daemon."""
         return next(self._handles)
 
-    # --- what runs ---
+    # --- running requests ---
 
     async def prefixes(
         self,
-        whose: Principal,
+        owner: Principal,
         *,
         clear: bool = False,
         session: str | None = None,
@@ -153,19 +150,19 @@ class Service:
     ) -> PrefixReport:
         """Return the cached prefixes of a principal, of all models, after clearing them or pinning a session.
 
-        With them goes what is remembered of its texts.
+        Clearing also removes the principal's remembered tokens.
 
         Raises:
             Refusal: no engine runs.
         """
         if clear:
-            self.models.forget_prefixes(whose.owns)
+            self.models.forget_prefixes(owner.owns)
         found = await self.observer.of_each(
-            lambda served: served.prefixes(whose, clear=clear, session=session, pin_s=pin_s)
+            lambda served: served.prefixes(owner, clear=clear, session=session, pin_s=pin_s)
         )
         disk = self._disk
         if clear and disk is not None:
-            await self._run_blocking(partial(disk.clear, whose.shares_as))
+            await self._run_blocking(partial(disk.clear, owner.shares_as))
         if clear and self._give_memory_back is not None:
             await self._run_blocking(self._give_memory_back)
         return PrefixReport(
@@ -175,7 +172,7 @@ class Service:
             dropped=sum(each.dropped for each in found),
             disk_budget=0 if disk is None else disk.budget,
             disk_bytes=0 if disk is None else disk.n_bytes,
-            own_disk_bytes=0 if disk is None else disk.held_by(whose.shares_as),
+            own_disk_bytes=0 if disk is None else disk.held_by(owner.shares_as),
         )
 
     def metrics(self, model: str | None = None) -> Mapping[str, Any]:
@@ -222,19 +219,17 @@ class Service:
         return generation is not None
 
     def _changeable(self, handle: int, by: Principal) -> RunningRequest | None:
-        """Return a request that `by` may change. That another one lives is not told: the answer is the same."""
+        """Return a request that `by` may change. None also if it is another principal's, so that its existence is not revealed."""
         generation = self.directory.get(handle)
         may = generation is not None and by.may_change(generation.origin.principal)
         return generation if may else None
 
-    # --- the end ---
+    # --- shutdown ---
 
     async def wait_until_idle(self) -> None:
-        """Wait until no request is under way."""
         await self.directory.wait_until_empty()
 
     def stop_taking(self) -> None:
-        """Refuse all further requests."""
         self.draining = True
 
     def end_all(self, code: Code, message: str) -> None:

@@ -34,8 +34,7 @@ from uma_trio.sockets.accepting import accept_one
 from uma_trio.sockets.address import FRAMED_TCP
 from uma_trio.sockets.listener import too_long
 from uma_trio.sockets.path import default_socket
-from uma_trio.sockets.peers import peer_of
-from uma_trio.sockets.platform import HAS_UNIX_SOCKETS
+from uma_trio.sockets.peers import HAS_UNIX_SOCKETS, peer_of
 
 Role = Literal["framed", "shared", "http", "agent"]
 _TAKE: Final = b"T"

@@ -21,7 +21,7 @@ from typing import Self
 import trio
 
 from uma_trio.sockets.accepting import BACKLOG, accept_forever
-from uma_trio.sockets.holder import lock_of
+from uma_trio.sockets.path import lock_of
 from uma_trio.sockets.peers import peer_of
 from uma_trio.sockets.port import TcpListener
 

@@ -12,11 +12,11 @@ import select
 import socket
 import struct
 import sys
+from typing import Final
 
 from attrs import frozen
 
 from uma_trio.sockets import sock_diag
-from uma_trio.sockets.platform import is_tcp
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.sock_diag import ends_of, uid_of
 
@@ -122,3 +122,18 @@ def will_send_no_more(sock: socket.socket) -> bool:
     poller = select.poll()
     poller.register(sock, wanted)
     return any(mask & wanted for _, mask in poller.poll(0))
+
+
+HAS_UNIX_SOCKETS: Final = hasattr(socket, "AF_UNIX")
+NO_UID: Final = -1
+"""The user where users have no number: equal to no uid that a kernel attests."""
+
+
+def own_uid() -> int:
+    """Return the user of this process."""
+    return os.geteuid() if hasattr(os, "geteuid") else NO_UID
+
+
+def is_tcp(sock: socket.socket) -> bool:
+    """Whether a stream socket is one of TCP, and not a Unix socket."""
+    return sock.family in (socket.AF_INET, socket.AF_INET6)

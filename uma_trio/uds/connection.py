@@ -48,9 +48,9 @@ from uma_protocol import (
 from uma_trio.observe.explain import explanation, tick_infos, ticks_for
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Origin, Refusal
-from uma_trio.service.encode_request import EncodeRequest
-from uma_trio.service.fair import program_of, works_for
-from uma_trio.service.places import is_quiet
+from uma_trio.service.embedding import EncodeRequest
+from uma_trio.service.fair import program_of, set_client
+from uma_trio.service.front import is_quiet
 from uma_trio.sockets.principal import Principal
 from uma_trio.sockets.transport import Transport
 from uma_trio.sockets.writer import Writer
@@ -142,7 +142,7 @@ class Connection:
 
         Cancelled, it ends what runs and closes the socket without a further word.
         """
-        works_for(program_of(self._principal, None))
+        set_client(program_of(self._principal, None))
         try:
             try:
                 with self._scope:

@@ -35,8 +35,7 @@ from uma_protocol import (
 from uma_trio.engine.messages import Finished, PromptDone, PromptProgress, TokenOut
 from uma_trio.service.answers import Answers, Burst, combined_end
 from uma_trio.service.ask import Origin, Refusal
-from uma_trio.service.embedding import Embedder, normalised
-from uma_trio.service.encode_request import EncodeRequest, RequestEnded
+from uma_trio.service.embedding import Embedder, EncodeRequest, RequestEnded, normalised
 from uma_trio.service.service import Service
 from uma_trio.sockets.writer import Writer
 from uma_trio.uds.wire import AnswerEvents, eos_event

@@ -11,11 +11,9 @@ import uma_protocol
 from uma_protocol import Code, ConnectionClosed, Error, Hello, RemoteProtocolError, Role
 from uma_protocol.connection import MAX_HELLO_BYTES
 from uma_trio.service.front import Front
-from uma_trio.sockets.peers import principal_of
-from uma_trio.sockets.platform import is_tcp, own_uid
+from uma_trio.sockets.peers import is_tcp, own_uid, principal_of
 from uma_trio.sockets.principal import Principal
-from uma_trio.sockets.refusing import Rejector
-from uma_trio.sockets.transport import Transport
+from uma_trio.sockets.transport import Rejector, Transport
 from uma_trio.uds.connection import Connection, too_many
 from uma_trio.uds.settings import Settings, Shared
 from uma_trio.uds.wire import error_event

@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from uma_trio.service.headroom import NodeLoad, weight
+from uma_trio.service.load import NodeLoad, weight
 from uma_trio_cluster.simulation.requests import TraceRequest
 
 _DONE_S: Final = 1e-6  # what is left of a prompt or a stream by rounding, in the time that it takes
