@@ -323,7 +323,7 @@ class _Head(GenerateOptions, frozen=True):
         ]
         | None
     ) = None
-    model: Annotated[str, label("if given, must be the loaded model")] | None = None
+    model: Annotated[str, label("one of several models; an unknown name is refused")] | None = None
     app: (
         Annotated[str, label("the name of the program, shown in listings; grants no rights")] | None
     ) = None
