@@ -7,14 +7,19 @@ from collections.abc import Callable
 
 import pytest
 from attrs import evolve
-from engine_kit import Bench
-from machine_kit import Machine
+from engine_kit import Bench, Doze
+from machine_kit import TRUTH, Clock, Machine
 from streams_kit import STEP_S, Streams, Timed
 
 from uma_trio.backend.base import DecodeStatus
+from uma_trio.engine.planner import EngineSettings
 from uma_trio.machine.bell import Bell
 from uma_trio.machine.machine import Machine as Compute
 from uma_trio.machine.work import EARLY_S
+from uma_trio.policy.baseline import baseline
+from uma_trio.policy.deadline import deadline
+from uma_trio.policy.pipeline import Policy
+from uma_trio_sim.fake import FakeBackend
 
 PREFIXES = 1 << 28
 
@@ -166,3 +171,28 @@ def test_a_batch_of_one_model_leaves_the_machine_to_a_person_who_waits_for_anoth
         first_s.append(person.times[0])
     alone_s, beside_s = first_s
     assert beside_s < 1.3 * alone_s
+
+
+@pytest.mark.parametrize("policy", [baseline, deadline])
+def test_a_request_gets_the_place_of_a_reader_who_is_away_though_nothing_else_happens(
+    policy: Policy,
+) -> None:
+    """Also where ticks have no predicted cost. Only time passes."""
+    clock = Clock()
+
+    def sleep(seconds: float | None) -> bool:
+        clock.now += seconds or 0.0
+        if seconds is None or clock.now > 20:
+            compute.close()
+        return False
+
+    compute = Compute(Doze(sleep), clock)
+    cost = TRUTH if policy is deadline else None
+    settings = EngineSettings(cost=cost, scratch_slots=1)
+    bench = Bench(FakeBackend(n_ctx=1024, n_slots=2), policy, clock=clock, settings=settings)
+    for client in range(2):
+        bench.submit("hello", 50, client=client, credit=2)
+    _, other = bench.submit("world", 5, client=3)
+    compute.add(bench.engine)
+    compute.run()
+    assert [end.reason for end in other.ends] == ["length"]

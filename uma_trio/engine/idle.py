@@ -48,7 +48,7 @@ class Refining:
         if not idle or cost is None or self.registry.awaits_masks:
             return None
         if self.registry.running:
-            return Part(math.inf, self.clock() + IDLE_S)  # a parked request holds its slot
+            return None  # a parked request holds its slot
         interruptible = self.backend.traits.interruptible
         if not cost.others and not self._refinement.due(cost, interruptible=interruptible):
             return None

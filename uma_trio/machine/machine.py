@@ -298,6 +298,9 @@ class Machine:
         left_s = self._idle_since + IDLE_S - self._clock()
         if left_s > 0 and wait_s is None:
             wait_s = left_s  # some of what works wait for only needs time
+        if any(member.work.running for member in self._members):
+            # A reader that is away gives its place to another request by time alone.
+            wait_s = IDLE_S if wait_s is None else min(wait_s, IDLE_S)
         if wait_s != 0 and self.bell.wait(wait_s):
             self._idle_since = None
 

@@ -78,7 +78,8 @@ class Host:
             config = evolve(model.config, n_ctx=base.n_ctx, parallel=base.parallel)
             return files.Fitted(evolve(config, n_cpu_moe=base.n_cpu_moe))
         others = [each for each in peers if each is not model]
-        held = [_held(each, each.loaded) for each in others if each.loaded is not None]
+        loaded = [(each, each.loaded) for each in others]  # trio's thread may unload one meanwhile
+        held = [_held(each, its) for each, its in loaded if its is not None]
         return files.fit_to_memory(model.configured, [each.configured for each in others], held)
 
     def estimate(self, config: Config) -> Estimate:
