@@ -50,6 +50,13 @@ def test_no_context_is_named_that_the_model_was_not_trained_for() -> None:
     assert "set n_ctx to 2048 at most" in found.refusal(139 * MIB)
 
 
+def test_a_refusal_names_cells_for_all_slots() -> None:
+    """--n-ctx is what they share, so the model's length is not its bound."""
+    found = evolve(line(), trained=2048, slots=2)
+    assert "set n_ctx to 3840 at most" in found.refusal(138 * MIB)
+    assert "set n_ctx to 4096 at most" in found.refusal(160 * MIB)
+
+
 def test_a_file_is_tried_once_until_it_or_its_settings_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,7 +254,7 @@ def test_names_from_a_file_steer_no_terminal(tmp_path: Path) -> None:
         str(value).isprintable() for key, value in found.metadata.items() if "token" not in key
     )
     assert str(ModelError("no \x1b[2Jsuch model")) == "no [2Jsuch model"
-    assert files.names_in_file(of(found.path)) == (found.name,)
+    assert files.names_in_file(of(found.path)) == (found.name, "m")
 
 
 def test_a_file_without_a_name_is_called_by_its_path(tmp_path: Path) -> None:

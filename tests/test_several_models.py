@@ -266,6 +266,7 @@ def test_model_may_be_given_several_times(tmp_path: Path) -> None:
         ("models: {a: {n_ctx: 64}}", "models.a: model is missing"),
         ("models: {a: {model: f, nctx: 64}}", "no such key nctx (did you mean n_ctx?)"),
         ("models: {a: {model: f, n_ctx: 1}}", "models.a.n_ctx: 1 is out of range"),
+        ("models: {a: {modle: f}}", "no such key modle (did you mean model?)"),
         ("models: {a: {model: f, socket: s}}", "models.a: no such key socket"),
         ("models: {a: {model: f, aliases: b}, b: g}", "two models are called b"),
         ("models: {a: {model: f, load: later}}", "'later' is not start, on-demand or explicit"),

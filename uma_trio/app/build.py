@@ -44,6 +44,7 @@ from uma_trio.models.files import (
     model_path,
     refuse_without_room,
     scratch_slots,
+    text_names,
     try_computing,
 )
 from uma_trio.models.loaded import (
@@ -177,7 +178,7 @@ class Builder:
         )
         engine.refining.keep = partial(store_cost, backend)
         # The name in the file is that of the model without adapters.
-        names = () if config.is_variant else (backend.model.name,)
+        names = () if config.is_variant else text_names(model_path(config), backend.model.name)
         bounds = _bounds(model, names, backend.limits.n_ctx_seq, backend.model.n_vocab)
         return TextModel(
             facts=facts,

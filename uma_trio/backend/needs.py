@@ -77,17 +77,24 @@ class Estimate:
     """What a model needs as it would be loaded.
 
     `curve` are sums at other sizes of the context, in ascending order of `n_ctx`. The model was `trained` for
-    so many tokens, 0 if that is not known.
+    so many tokens, 0 if that is not known, and the context is for so many `slots`.
     """
 
     needs: Needs
     curve: tuple[Needs, ...] = ()
     trained: int = 0
+    slots: int = 1
 
     def largest_context(self, room: int) -> int:
         """Return the most cells for which `room` bytes suffice, of those that were tried; 0 if there are none.
 
         Never more than the model was trained for: longer texts get nonsense for an answer.
+        """
+        cells = self._most_cells(room)
+        return min(cells, self.trained or cells)
+
+    def _most_cells(self, room: int) -> int:
+        """Return the most cells for which `room` bytes suffice, of any use or not.
 
         Between two sums the need is at most on the line between them: the KV cache grows in proportion, and
         the buffers by the larger of several that do.
@@ -102,7 +109,7 @@ class Estimate:
                 break
         else:
             cells = self.curve[-1].n_ctx
-        return min(cells, self.trained or cells)
+        return cells
 
     def refuse_beside(self, room: int) -> None:
         """Refuse to load beside a daemon that serves with the same model, where the memory does not allow both.
@@ -130,7 +137,8 @@ class Estimate:
 
     def refusal(self, room: int) -> str:
         """Return why a model that does not fit is refused: the sum, what is free, and what to do."""
-        fits = self.largest_context(room)
+        cells = self._most_cells(room)
+        fits = min(cells, self.trained * self.slots or cells)
         smaller = f"set n_ctx to {fits} at most" if fits else "choose a smaller quantisation"
         return (
             f"it needs {self.needs.in_words()}; {mib(room)} are free. Unload a model or close other programs, "

@@ -99,9 +99,9 @@ def models(
     """List the models on this machine: folders, Hugging Face's cache, Ollama, LM Studio, and the bundled one.
 
     SERVED is the state in the running daemon. NEEDS is the memory at the daemon's --n-ctx: weights, KV cache,
-    buffers. FITS is the largest context for which the free memory suffices, or what is wrong with the file. Each
-    model is tried in a process of its own, which takes about a second, and the result is stored. Any NAME can be
-    given to `uma-trio serve --model`.
+    buffers. FITS is yes, or the largest context for which the free memory suffices, or what is wrong with the file.
+    Each model is tried in a process of its own, which takes about a second, and the result is stored. Any NAME can
+    be given to `uma-trio serve --model`.
     """
     daemon = daemon_at(socket_path(socket))
     config = _config(daemon, model_dir)
@@ -395,7 +395,8 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 def _fits(row: Row) -> str:
     """Return up to which context a model fits."""
-    if row.served == "loaded":
+    trained = row.n_ctx_train or 0
+    if row.served == "loaded" or 0 < trained <= (row.n_ctx_fits or 0):
         return "yes"
     if row.n_ctx_fits is None:
         return "?"

@@ -94,10 +94,9 @@ def check_names(specs: Sequence[ModelSpec]) -> None:
 def _spec(name: str, found: object, source: str, known: Mapping[str, Option]) -> ModelSpec:
     if isinstance(found, str):
         found = {"model": found}
-    if not isinstance(found, Mapping) or "model" not in found:
-        raise ConfigError(
-            f"{source}: model is missing; give it the file, or a name of `uma-trio models`"
-        )
+    missing = f"{source}: model is missing; give it the file, or a name of `uma-trio models`"
+    if not isinstance(found, Mapping):
+        raise ConfigError(missing)
     settings: dict[str, object] = {}
     own: dict[str, Any] = {}
     for key, raw in found.items():
@@ -114,6 +113,8 @@ def _spec(name: str, found: object, source: str, known: Mapping[str, Option]) ->
             raise ConfigError(
                 f"{source}: no such key {key}{nearest(str(key), names)}; see `uma-trio help config`"
             )
+    if "model" not in found:
+        raise ConfigError(missing)
     if own.get("pinned") and own.get("ttl_s") is not None:
         raise ConfigError(
             f"{source}: a model with pin stays loaded, and has no ttl; give one of them"

@@ -23,6 +23,7 @@ from uma_trio.config.adapters import adapter_spec
 from uma_trio.config.errors import ConfigError
 from uma_trio.config.hardware import limit_spinning, physical_cores
 from uma_trio.config.options import Config
+from uma_trio.library.names import stem_of
 from uma_trio.library.stores import Found, NoSuchModel, model_file, models_here
 from uma_trio.models import bundled_model
 from uma_trio.models.fit import (
@@ -146,7 +147,17 @@ def names_in_file(config: Config) -> tuple[str, ...]:
         header = read_header(model_path(config))
     except ModelError:
         return ()
-    return (header.name,) if kind_of(config) == "text" else encoder_names(header.path, header.name)
+    named = text_names if kind_of(config) == "text" else encoder_names
+    return named(header.path, header.name)
+
+
+def text_names(path: Path, name: str) -> tuple[str, ...]:
+    """Return what a model that writes is called by its file, which calls it `name`, and by the file's own name.
+
+    Ollama's files and those of Hugging Face's cache are called by their hashes, without a suffix.
+    """
+    stem = one_line(stem_of(path.name)) if path.suffix == ".gguf" else name
+    return tuple(dict.fromkeys([name, stem]))
 
 
 def encoder_names(path: Path, name: str) -> tuple[str, ...]:
