@@ -26,7 +26,8 @@ from uma_protocol import (
     encode_request,
     frame,
 )
-from uma_protocol.testing import EVENTS, REQUESTS, bytewise, cuts, feed, whole
+from uma_protocol.conformance.documents import EVENTS, REQUESTS
+from uma_protocol.testing import bytewise, cuts, feed, whole
 
 from .body_target import bodies, body
 from .http_target import http, requests
@@ -105,8 +106,8 @@ def codec(payload: bytes) -> None:
 
 # --- inputs -------------------------------------------------------------------------------------
 
-_DOCUMENTS = [payload for _, payload in [*REQUESTS, *EVENTS]]
-_FIELDS = sorted({name for _, payload in [*REQUESTS, *EVENTS] for name in json.loads(payload)})
+_DOCUMENTS = [*REQUESTS, *EVENTS]
+_FIELDS = sorted({name for payload in _DOCUMENTS for name in json.loads(payload)})
 _HOSTILE = [
     b"NaN",
     b"1e999",

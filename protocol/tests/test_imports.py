@@ -26,7 +26,6 @@ LADDER = [
     "codec",
     "running",
     "connection",
-    "samples",
     "testing",
 ]
 # Parts of the standard library that a library without I/O has no business with.

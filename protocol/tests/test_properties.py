@@ -32,10 +32,11 @@ from uma_protocol import (
     Vectors,
     frame,
 )
+from uma_protocol.conformance.documents import EVENTS, REQUESTS
 from uma_protocol.states import TABLES, StateMachine
-from uma_protocol.testing import EVENTS, REQUESTS, cuts, feed, whole
+from uma_protocol.testing import cuts, feed, whole
 
-DOCUMENTS = [payload for _, payload in [*REQUESTS, *EVENTS]]
+DOCUMENTS = [*REQUESTS, *EVENTS]
 
 # Mostly sound frames, some of them of the wrong kind, with some garbage in between: pure noise
 # would never get past the first header.

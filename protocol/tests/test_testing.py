@@ -19,8 +19,6 @@ from uma_protocol import (
     frame,
 )
 from uma_protocol.testing import (
-    EVENTS,
-    REQUESTS,
     ConnectionPair,
     all_cuts,
     bytewise,
@@ -102,35 +100,3 @@ def test_draining_stops_at_the_pause():
         Eos("a", "stop", Usage(1, 0), Timings(queue_ms=0.0, total_ms=0.0, tokens_per_s=0.0), 1)
     )
     assert drain(pair.server) == [PAUSED]
-
-
-def test_the_samples_have_one_of_everything():
-    """Whoever tests against the samples has met every request and every event."""
-    assert {type(request).__name__ for request, _ in REQUESTS} == {
-        "Generate",
-        "Embed",
-        "Rerank",
-        "Hello",
-        "Cancel",
-        "SetPriority",
-        "ListSessions",
-        "Explain",
-        "Prefix",
-        "LoadModel",
-        "UnloadModel",
-        "GetMetrics",
-    }
-    assert {type(event).__name__ for event, _ in EVENTS} == {
-        "Token",
-        "End",
-        "Loading",
-        "Vectors",
-        "Scores",
-        "Eos",
-        "Error",
-        "Ok",
-        "Sessions",
-        "Explanation",
-        "Prefixes",
-        "Metrics",
-    }

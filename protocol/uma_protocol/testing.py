@@ -1,8 +1,7 @@
 """Test helpers for code that uses the protocol: no sockets, no threads, no waiting.
 
 `ConnectionPair` connects a client and a server. `whole`, `bytewise`, `cuts` and `all_cuts` split a
-byte stream in different ways, and `feed` collects the events of a connection. `REQUESTS` and
-`EVENTS` contain one request and event of each kind with its exact bytes.
+byte stream in different ways, and `feed` collects the events of a connection.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from typing import TYPE_CHECKING
 from .connection import Connection, Pause
 from .errors import RemoteProtocolError
 from .events import ConnectionClosed
-from .samples import EVENTS as EVENTS
-from .samples import REQUESTS as REQUESTS
 from .states import Role
 
 if TYPE_CHECKING:
