@@ -184,11 +184,11 @@ async def test_a_default_model_without_a_name_does_not_take_one_from_its_file(
     models = f"  {name}: {{model: {bundled_model()}, n_ctx: 1024}}\n"
     async with served(tmp_path, models, model=str(thief)) as port:
         _, listed = await asked(port, "GET", "/v1/models")
-        assert sorted(one["id"] for one in listed["data"]) == sorted([name, "thief.gguf"])
+        assert sorted(one["id"] for one in listed["data"]) == sorted([name, "thief"])
         _, props = await asked(port, "GET", f"/props?model={name}")
         assert props["default_generation_settings"]["n_ctx"] == 1024
         _, answer = await asked(port, "POST", "/v1/completions", ASK)
-        assert answer["model"] == "thief.gguf"
+        assert answer["model"] == "thief"
 
 
 async def test_cancelled_requests_for_a_model_leave_nothing(tmp_path: Path) -> None:

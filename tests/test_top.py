@@ -107,7 +107,7 @@ def test_it_says_what_readers_got_of_what_is_promised() -> None:
     text = "\n".join(frame(shown(info(7)), 120, 24))
     for words in (
         "p95 31.3 of 40.0 ms",
-        "2 of 1,000 tokens late beside other work",
+        "2 of 1,000 late",
         "1 of 4 taken   3 waiting",
         "100 of 1,000 cells (10%)",
         "tick 39: 40 tokens in 44.0 ms",
@@ -138,7 +138,7 @@ def test_the_figures_of_several_models_are_told_together() -> None:
     text = "\n".join(frame(several, 140, 24))
     for words in (
         "p95 45.0 of 50.0 ms (code)",
-        "7 of 1,500 tokens late beside other work",
+        "7 of 1,500 late",
         "60.0 generated, 12.0 with prompts",
         "p95 90.0 ms (code)",
         "2 of 6 taken",

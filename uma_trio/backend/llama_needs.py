@@ -77,7 +77,7 @@ def of_model(path: Path, question: Question) -> Estimate:
     trial.other = max(0, _anonymous() - before)
     curve = tuple(trial.needs(n, flash) for n in sorted({n_ctx, *question.others}))
     needs = next(each for each in curve if each.n_ctx == n_ctx)
-    return Estimate(needs, curve, header.number("context_length"), question.n_slots)
+    return Estimate(needs, curve, header.number("context_length"))
 
 
 def compute_two_tokens(path: Path, question: Question | None) -> None:

@@ -115,7 +115,7 @@ def estimate(path: Path, question: Question | None) -> Estimate:
         return Estimate(needs, (needs,))
     found = _asked("needs", path, question, LONGEST_S)
     curve = tuple(Needs(**each) for each in found["curve"])
-    return Estimate(Needs(**found["needs"]), curve, found["trained"], question.n_slots)
+    return Estimate(Needs(**found["needs"]), curve, found["trained"])
 
 
 def try_computing(path: Path, question: Question | None) -> None:

@@ -142,7 +142,7 @@ def _promise(figures: Mapping[str, Any], is_unicode: bool) -> Text:
     late = sum(sum((each.get("late_tokens_total") or {}).values()) for each in models.values())
     counts = [(each.get("interactive_shown_ms") or {}).get("count") for each in models.values()]
     shown = sum(filter(None, counts))
-    totals = f"   {late:,} of {shown:,} tokens late beside other work" if shown else ""
+    totals = f"   {late:,} of {shown:,} late" if shown else ""
     if p95 is None or not step:
         text = "no readers" if p95 is None else f"p95 {p95:.1f} ms"
         return _named("readers", f"{text}{totals}")
@@ -172,7 +172,7 @@ def _speed(figures: Mapping[str, Any]) -> str:
     name, first = max(firsts.items(), key=lambda one: one[1].get("p95") or 0.0)
     if first.get("p95") is None:
         return text
-    return f"{text}   first token p50 {_ms(first['p50'])}, p95 {_ms(first['p95'])}{_of_model(name)}"
+    return f"{text}   TTFT p50 {_ms(first['p50'])}, p95 {_ms(first['p95'])}{_of_model(name)}"
 
 
 def _of_each(figures: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -231,7 +231,7 @@ def _latest(ticks: Sequence[TickInfo]) -> str:
     model = f" of {harmless(last.model)}" if last.model else ""
     return (
         f"tick {last.tick:,}{model}: {_tokens_of(last)} tokens in {_ms(last.measured_ms)}{limit}; "
-        f"longest of {len(ticks)}: {_ms(longest)}"
+        f"longest {_ms(longest)}"
     )
 
 

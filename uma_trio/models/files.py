@@ -334,7 +334,7 @@ def estimate(config: Config, *others: int) -> Estimate:
     question, kept = _asked(config, path, others)
     found = None if kept is None else recall_needs(kept)
     if found is None:
-        found = llama_probe.estimate(path, question)
+        found = evolve(llama_probe.estimate(path, question), slots=config.slots)
         if kept is not None and _asked(config, path, others)[1] == kept:  # it was not replaced
             remember_needs(kept, found)
     return found
