@@ -135,7 +135,7 @@ async def test_a_new_daemon_that_ends_before_it_serves_changes_nothing(
         with handed_claim(each.name, each.sock, each.lock_fd) as new, new.listen():
             taken.close()
     assert old.given == [False]
-    assert old.listener.still_ours()
+    assert old.listener.is_linked()
     assert os.pread(old.listener.lock_fd, 32, 0) == before
     with pytest.raises(SocketTaken):
         claim(old.path)

@@ -141,13 +141,13 @@ async def test_clients_of_a_proxy_are_told_apart(autojump_clock: MockClock) -> N
     """On one connection, which a proxy uses for several clients; with a key the key counts."""
     async with http_house(proxies=LOCAL, keys=(b"k",)) as daemon:
         origins = []
-        real = daemon.inner.service.generate
+        add = daemon.inner.service.directory.add
 
-        def generate(asks, origin, *more):  # type: ignore[no-untyped-def]
-            origins.append(origin.principal.shares_as)
-            return real(asks, origin, *more)
+        def noted(request):  # type: ignore[no-untyped-def]
+            origins.append(request.origin.principal.shares_as)
+            add(request)
 
-        daemon.inner.service.generate = generate
+        daemon.inner.service.directory.add = noted
         client = daemon.connect()
         whole = {**HELLO, "stream": False}
         for address in ("192.0.2.1", "192.0.2.2"):
@@ -156,8 +156,8 @@ async def test_clients_of_a_proxy_are_told_apart(autojump_clock: MockClock) -> N
         assert origins == ["key 0", "key 0"]
     async with http_house(proxies=LOCAL) as daemon:
         origins.clear()
-        real = daemon.inner.service.generate
-        daemon.inner.service.generate = generate
+        add = daemon.inner.service.directory.add
+        daemon.inner.service.directory.add = noted
         client = daemon.connect()
         for address in ("192.0.2.1", "192.0.2.2"):
             await client.ask("POST", CHAT, whole, {"X-Forwarded-For": address})
@@ -258,13 +258,13 @@ async def test_targets_have_the_names_of_llm_d_too(
     """Ours first, then the newer and the older ones of llm-d."""
     async with http_house(backend=FakeBackend()) as daemon:
         asks = []
-        real = daemon.inner.service.generate
+        add = daemon.inner.service.directory.add
 
-        def generate(found, origin, *more):  # type: ignore[no-untyped-def]
-            asks.extend(found)
-            return real(found, origin, *more)
+        def noted(request):  # type: ignore[no-untyped-def]
+            asks.append(request.ask)
+            add(request)
 
-        daemon.inner.service.generate = generate
+        daemon.inner.service.directory.add = noted
         named = {**headers, "X-Session-Id": "chat 7", "X-LLM-D-Inference-Objective": "background"}
         whole = {**HELLO, "stream": False}
         client = daemon.connect()

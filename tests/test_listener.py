@@ -107,7 +107,7 @@ def test_a_stale_socket_of_ours_is_replaced(path: Path) -> None:
     """A killed daemon's file is in nobody's way."""
     leave_stale(path)
     with claim(path) as mine, mine.listen() as listener:
-        assert listener.still_ours()
+        assert listener.is_linked()
 
 
 def test_the_second_claim_learns_who_holds_the_first(path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_replaced_socket_is_not_removed(path: Path) -> None:
     with claim(path) as mine, mine.listen() as listener:
         path.unlink()
         leave_stale(path)
-        assert not listener.still_ours()
+        assert not listener.is_linked()
     assert path.exists()
 
 
@@ -226,7 +226,7 @@ def test_a_deleted_socket_is_no_error(path: Path) -> None:
     """Who removes the file by hand does not spoil the end."""
     with claim(path) as mine, mine.listen() as listener:
         path.unlink()
-        assert not listener.still_ours()
+        assert not listener.is_linked()
 
 
 async def test_who_listens_learns_that_its_name_was_taken_away(
@@ -283,7 +283,7 @@ def test_a_killed_owner_leaves_no_false_lock(path: Path) -> None:
     process.communicate()
     assert path.exists()
     with claim(path) as mine, mine.listen() as listener:
-        assert listener.still_ours()
+        assert listener.is_linked()
 
 
 def test_the_peer_of_a_pair_is_this_process() -> None:

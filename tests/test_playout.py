@@ -28,8 +28,7 @@ from uma_trio.policy.plan import Plan
 from uma_trio.policy.state import PLACES_IN_FLIGHT, Contract, SchedulerState
 from uma_trio.service.answers import Answers
 from uma_trio.service.ask import Ask, Door, Origin
-from uma_trio.service.playout import GRAIN_S, Playout
-from uma_trio.service.stream import Pipe, Reader
+from uma_trio.service.stream import GRAIN_S, Pipe, Playout, Reader
 from uma_trio.sockets.principal import Principal
 from uma_trio.uds.wire import ask_of
 from uma_trio_sim.fake import FakeBackend, InjectedFault, linear_cost

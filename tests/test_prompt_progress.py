@@ -14,8 +14,7 @@ from trio.testing import MockClock
 
 from uma_trio.engine.messages import PromptDone, PromptProgress, TokenOut
 from uma_trio.engine.planner import EngineSettings
-from uma_trio.service.playout import Playout
-from uma_trio.service.stream import Pipe, Reader
+from uma_trio.service.stream import Pipe, Playout, Reader
 from uma_trio_sim.fake import FakeBackend, linear_cost
 
 PROMPT = list(b"Once upon a time there was a fox. ") * 3

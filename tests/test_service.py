@@ -28,7 +28,7 @@ from uma_trio.config.settings import load
 from uma_trio.sockets.address import parse_address
 from uma_trio.sockets.inherited import NONE, Inherited, NotUsable, inherited_sockets
 from uma_trio.sockets.listener import claim
-from uma_trio.sockets.path import SHARED_SOCKET, socket_to_ask
+from uma_trio.sockets.path import SHARED_SOCKET, socket_to_connect
 from uma_trio.sockets.supervisor import Supervisor
 
 COMMAND = Path("/opt/uma/bin/uma-trio")
@@ -234,12 +234,12 @@ def test_a_client_looks_in_both_places(folder: Path, monkeypatch: pytest.MonkeyP
     shared, env = folder / "shared", {"XDG_RUNTIME_DIR": str(folder)}
     monkeypatch.setattr("uma_trio.sockets.path.SHARED_SOCKET", str(shared))
     own = Path(default_socket(env))
-    assert socket_to_ask(env) == str(own)
+    assert socket_to_connect(env) == str(own)
     with listening(shared):
-        assert socket_to_ask(env) == str(shared)
+        assert socket_to_connect(env) == str(shared)
         own.parent.mkdir()
         with listening(own):
-            assert socket_to_ask(env) == str(own)
+            assert socket_to_connect(env) == str(own)
 
 
 def test_the_users_settings_file_is_read_if_it_is_there(folder: Path) -> None:

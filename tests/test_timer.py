@@ -17,8 +17,7 @@ from trio.testing import MockClock
 
 from uma_trio.engine.messages import StreamItem, TokenOut
 from uma_trio.service import timer as timers
-from uma_trio.service.playout import GRAIN_S, Playout
-from uma_trio.service.stream import Pipe, Reader
+from uma_trio.service.stream import GRAIN_S, Pipe, Playout, Reader
 from uma_trio.service.timer import FileTimer, Timer, TrioTimer, finest_timer
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from uma_trio.cli.parser import Parameter
 from uma_trio.cli.verbs import VERBS
-from uma_trio.sockets.path import SHARED_SOCKET, default_socket, socket_to_ask
+from uma_trio.sockets.path import SHARED_SOCKET, default_socket, socket_to_connect
 from uma_trio.sockets.token import TOKEN_FILE_ENV
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def socket_path(flag: str | None) -> Path:
             flag if flag is not None else os.environ.get("UMA_SOCKET", os.environ.get("UMA_SOCK"))
         )
         if given is None:
-            return Path(socket_to_ask())
+            return Path(socket_to_connect())
         if given.isprintable() and given.strip() == given != "":
             return Path(given).expanduser()
     # Everything else, and errors in it. Slow to import.
@@ -145,7 +145,7 @@ def socket_path(flag: str | None) -> Path:
     config = settings.load({"socket": flag}, env)
     if config.token_file is not None:
         os.environ[TOKEN_FILE_ENV] = str(config.token_file)  # where the client looks for it
-    return config.socket if "socket" in config.sources else Path(socket_to_ask(env))
+    return config.socket if "socket" in config.sources else Path(socket_to_connect(env))
 
 
 def _only_the_socket_is_set() -> bool:

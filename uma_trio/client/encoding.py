@@ -31,7 +31,7 @@ _MAX_ESCAPES: Final = 100_000
 _TEXT: Final = re.compile(r"\b(input|documents)\[(\d+)\]")
 
 Item = Token | Vectors | Scores
-"""What comes before the end of a request."""
+"""Events before the end of a request."""
 
 
 class Embeddings(NamedTuple):
@@ -68,7 +68,7 @@ def rerank_requests(query: str, documents: Iterable[str], **fields: Any) -> Iter
 
 
 def batches(texts: Iterable[str], beside: str = "") -> Iterator[tuple[str, ...]]:
-    """Yield `texts` in lists that fit into a frame `beside` another text; one that fits into none is alone."""
+    """Yield `texts` in lists that fit into a frame together with the text `beside`; an oversized one is alone."""
     some: list[str] = []
     used = first = _size(beside)
     for text in texts:
@@ -85,7 +85,7 @@ def batches(texts: Iterable[str], beside: str = "") -> Iterator[tuple[str, ...]]
 
 
 def counted(error: ServerError, first: int) -> ServerError:
-    """Return an error about a request whose texts are those from number `first` on, with their numbers."""
+    """Return the error of a batch that starts at text `first`, with the texts' numbers in the whole request."""
     return naming_texts(error, lambda field, index: f"{field}[{first + index}]")
 
 

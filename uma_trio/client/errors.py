@@ -8,7 +8,7 @@ from uma_protocol import CODES, Code, Eos, Error
 class ServerError(Exception):
     """The daemon refused a request or could not finish it.
 
-    `retryable` tells whether the same request may succeed later, and `retry_after_ms` when.
+    `retryable`: the same request may succeed later, after `retry_after_ms`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ServerError(Exception):
                 retry_after_ms=event.retry_after_ms,
             )
         code = event.code or ""
-        # A newer daemon may have codes that we do not know.
+        # A newer daemon may have codes that this library lacks.
         retryable = code in Code.__members__ and CODES[Code(code)].retryable
         return cls(code, event.message or "the request failed", retryable=retryable)
 

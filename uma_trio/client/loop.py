@@ -10,7 +10,7 @@ from uma_trio.client.reach import DaemonAddress
 
 
 class Stream(Protocol):
-    """A connected socket of one task. Methods raise OSError if the peer is gone."""
+    """A connected socket of one task. Methods raise OSError if the peer has closed."""
 
     def send_nowait(self, data: bytes) -> int:
         """Give the kernel as much of `data` as it takes now; return how much, maybe 0."""
@@ -26,7 +26,7 @@ class Stream(Protocol):
         """
 
     def close(self) -> None:
-        """Close the socket and wake who waits for it. Idempotent."""
+        """Close the socket and wake the tasks that wait for it. Idempotent."""
 
 
 class Loop(Protocol):

@@ -137,7 +137,6 @@ class AsyncioStream:
             return b""
 
     def close(self) -> None:
-        """Close the socket and wake who waits for it. Idempotent."""
         task, self._receiving = self._receiving, None
         if task is not None:
             task.cancel()

@@ -87,7 +87,7 @@ class TrioLoop:
 
 
 class TrioStream:
-    """A transport whose errors are OSErrors."""
+    """A transport that raises OSError."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -116,7 +116,6 @@ class TrioStream:
             return b""
 
     def close(self) -> None:
-        """Close the socket and wake who waits for it. Idempotent."""
         self._transport.close()
 
 

@@ -10,7 +10,7 @@ import stat
 
 from uma_trio.client.errors import ConnectionFailed
 from uma_trio.sockets.address import FRAMED_TCP, LOCALHOST, parse_framed
-from uma_trio.sockets.path import default_socket, holder_of, socket_to_ask
+from uma_trio.sockets.path import default_socket, holder_of, socket_to_connect
 from uma_trio.sockets.peers import HAS_UNIX_SOCKETS, own_uid, peer_of
 from uma_trio.sockets.sock_diag import listener_uid
 from uma_trio.sockets.token import TokenUnusable, read_token, token_file
@@ -20,9 +20,9 @@ TCP_S = 10.0
 
 
 def socket_path_of(path: str | os.PathLike[str] | None) -> str:
-    """Return `path`, or where a daemon is that was told nothing."""
+    """Return `path`, or the default path of a daemon."""
     return os.fspath(
-        path or os.environ.get("UMA_SOCKET") or os.environ.get("UMA_SOCK") or socket_to_ask()
+        path or os.environ.get("UMA_SOCKET") or os.environ.get("UMA_SOCK") or socket_to_connect()
     )
 
 
@@ -87,7 +87,7 @@ class DaemonAddress:
         return self._failed(OSError(number, os.strerror(number)))
 
     def check(self, sock: socket.socket) -> None:
-        """See whose process serves there, before anything is sent. Raises :class:`ConnectionFailed`."""
+        """Check which user's process serves there, before anything is sent. Raises :class:`ConnectionFailed`."""
         if not self.is_tcp:
             uid = peer_of(sock).uid
             if uid != own_uid():
@@ -121,7 +121,7 @@ def _holder(path: str, error: OSError) -> int | None:
 
 
 def _what_to_do(path: str, error: OSError, holder: int | None) -> str:
-    """Return the way out for somebody who cannot connect."""
+    """Return the next step for a user that cannot connect."""
     if isinstance(error, PermissionError):
         return "it is another user's, or in a folder that is closed to you"
     if isinstance(error, ConnectionRefusedError) and _is_something_else(path):

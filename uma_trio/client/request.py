@@ -84,7 +84,7 @@ def build_request(
 ) -> Generate:
     """Return the request, with a new id if it has none.
 
-    With `progress` the daemon says how far the loading of its model is.
+    With `progress` the daemon reports the loading of the model.
 
     Raises:
         TypeError: a parameter does not exist.
@@ -105,7 +105,7 @@ def build_request(
 
 
 def held_back(event: Eos | End) -> Token | None:
-    """Return the text that came with the end of an answer as a token; None if there is none."""
+    """Return the text of a terminal event as a token; None if it has none."""
     if not event.text and not event.reasoning:
         return None
     choice = event.choice if isinstance(event, End) else 0

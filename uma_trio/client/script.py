@@ -38,7 +38,7 @@ def generate_sync(
     protocol = uma_protocol.Connection(Role.CLIENT, token=place.token)
     with place.new_socket() as sock:
         place.connect(sock)
-        # What the daemon said before it closed is still there.
+        # The daemon's last events before it closed can still be read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(protocol.opening() + protocol.send(request))
         for event in _events(sock, protocol):

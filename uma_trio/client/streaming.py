@@ -62,7 +62,7 @@ from uma_trio.client.request import Chat, Params, build_request, held_back
 
 _LEAVE_S = 2.0
 OnLoading = Callable[[Loading], object]
-"""Is told what a request waits for while its model is loaded."""
+"""Receives the progress of loading the model that a request waits for."""
 
 
 class AnyClient:
@@ -130,8 +130,8 @@ class AnyClient:
         every: list[array[float]] = []
         n_tokens = 0
         given = (texts,) if isinstance(texts, str) else texts
-        said = {"model": model, "truncate": truncate, "progress": on_loading is not None}
-        for request in embed_requests(given, dimensions=dimensions, **said):
+        options = {"model": model, "truncate": truncate, "progress": on_loading is not None}
+        for request in embed_requests(given, dimensions=dimensions, **options):
             run = Run(request, on_loading)
             every += vectors_of(await self._items(run, len(every)))
             n_tokens += prompt_tokens(run.eos)
@@ -147,7 +147,7 @@ class AnyClient:
         truncate: bool = False,
         on_loading: OnLoading | None = None,
     ) -> Ranking:
-        """Return how well documents fit a query, the best first; the best `top_n` if it is given.
+        """Return the scores of documents for a query, the best first; with `top_n` only so many.
 
         Raises:
             ServerError: no model makes scores, a text is too long, or the daemon could not compute it.
@@ -155,8 +155,8 @@ class AnyClient:
         """
         scores: list[Score] = []
         n_tokens = first = 0
-        said = {"model": model, "truncate": truncate, "progress": on_loading is not None}
-        for request in rerank_requests(query, documents, top_n=top_n, **said):
+        options = {"model": model, "truncate": truncate, "progress": on_loading is not None}
+        for request in rerank_requests(query, documents, top_n=top_n, **options):
             run = Run(request, on_loading)
             scores += scores_of(await self._items(run, first), first)
             n_tokens, first = n_tokens + prompt_tokens(run.eos), first + len(request.documents)
@@ -191,7 +191,7 @@ class AnyClient:
         May be called while a generation runs.
 
         Raises:
-            ServerError: the request is not known any more (``E_PROTO_005``).
+            ServerError: no record of the request is kept any more (``E_PROTO_005``).
         """
         answer = await self._ask(Explain(request=request, ticks=ticks))
         return answer if isinstance(answer, Explanation) else Explanation(())
@@ -212,7 +212,7 @@ class AnyClient:
         return answer if isinstance(answer, Prefixes) else Prefixes(0, 0)
 
     async def load(self, model: str) -> None:
-        """Have a configured model loaded; returns when it is. For operators. Cancelled, it ends a loading for nobody else.
+        """Load a configured model, and return when it is loaded. For operators. Cancelled, other waiters keep the loading.
 
         Raises:
             ServerError: there is no such model (``E_MODEL_002``), or it cannot be loaded (``E_MODEL_001``).
@@ -264,7 +264,7 @@ class AnyClient:
             self._link = None
 
     async def _ask(self, request: Request) -> Event:
-        # On a connection of its own: the daemon closes it after metrics, and ours may be busy.
+        # On a connection of its own: the daemon closes it after metrics, and this one may be busy.
         link = await Link.dial(self.loop, self._path)
         try:
             await link.send(request)
@@ -276,7 +276,7 @@ class AnyClient:
         return answer
 
     async def _items(self, run: Run, first: int) -> list[Item]:
-        """Return all that comes before the end of a request; interrupted, it ends the request.
+        """Return all events before the end of a request; interrupted, it ends the request.
 
         Its texts are those from number `first` on, which errors count from.
         """
@@ -294,7 +294,7 @@ class AnyClient:
     # --- for Generation ---
 
     async def next_item(self, run: Run) -> Item | None:
-        """Return what comes next of `run`, or None at its end. Sends the request first if necessary.
+        """Return the next item of `run`, or None at its end. Sends the request first if necessary.
 
         Raises:
             ServerError, ConnectionFailed: the request ended with this error.
@@ -389,7 +389,7 @@ class AnyClient:
                 if event.fatal:
                     link.close()
                 raise ServerError.of(event)
-            # Else it answers a cancel that came too late for an earlier generation.
+            # Otherwise it answers a cancel that was too late for an earlier generation.
 
     def _ended(self, run: Run, eos: Eos) -> Token | None:
         run.eos, run.over = eos, True
@@ -520,7 +520,7 @@ class Generation:
 
 
 class Run:
-    """The state of one request that a client shares with who waits for its answer."""
+    """The state of one request, shared by the client and the task that waits for its answer."""
 
     __slots__ = (
         "abandoned",
@@ -539,7 +539,7 @@ class Run:
         self.on_loading = on_loading
         self.started = False  # it is sent, and the daemon works on it
         self.over = False  # nothing more will come
-        self.abandoned = False  # nobody reads it any more
+        self.abandoned = False  # its reader has left
         self.cancel_sent = False
         self.n_items = 0
         self.ends: dict[int, End] = {}

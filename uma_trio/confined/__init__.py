@@ -3,7 +3,7 @@
 A *host* is a fresh interpreter that imports little, prepares once what all its workers need, and forks
 a *worker* for each piece of work. A worker has limits on CPU time, wall time and memory that the
 kernel enforces, so that a library which never returns, or holds the interpreter's lock, ends there.
-Host and workers end with the daemon. Nothing is started before the first worker is asked for.
+Host and workers end with the daemon. Nothing is started before the first worker.
 
-:mod:`.workers` is the daemon's side, :mod:`.host` the other one, :mod:`.link` what goes between them.
+:mod:`.workers` is the daemon's side, :mod:`.host` the other side, :mod:`.link` the frames between them.
 """

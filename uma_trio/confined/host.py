@@ -2,7 +2,7 @@
 
 FD is a socket to the daemon. The first frame on it is handed to the function, which prepares what
 all workers share and returns what each of them runs with its own :class:`.link.WorkerLink`. This process
-has one thread, so a fork is safe. It answers :class:`.link.Start` and :class:`.link.Kill`, tells when a worker has
+has one thread, so a fork is safe. It answers :class:`.link.Start` and :class:`.link.Kill`, reports when a worker has
 ended and by which signal, and ends with all workers when the daemon closes the socket or dies.
 """
 
@@ -29,7 +29,7 @@ from uma_trio.confined.link import Ended, Kill, LinkClosed, Start, WorkerLimits,
 Work = Callable[[WorkerLink], None]
 
 _PDEATHSIG: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
-_ASKED: Final = msgspec.msgpack.Decoder(Start | Kill)
+_COMMANDS: Final = msgspec.msgpack.Decoder(Start | Kill)
 _FD_BYTES: Final = 1 << 16
 
 
@@ -41,7 +41,7 @@ class _Host:
         self._left = b""
 
     def run(self) -> None:
-        """Serve until the daemon is gone."""
+        """Serve until the daemon closes the socket."""
         woken, wake = socket.socketpair()
         for end in (woken, wake):
             end.setblocking(False)
@@ -60,10 +60,10 @@ class _Host:
             os.kill(pid, signal.SIGKILL)
 
     def _obey(self) -> bool:
-        """Do what is asked for; False once the daemon is gone."""
+        """Execute one command; False once the daemon has closed the socket."""
         try:
             data, fds, _, _ = socket.recv_fds(self._control, _FD_BYTES, 64)
-        except OSError:  # it was killed with something of ours unread
+        except OSError:  # it was killed before it read everything
             return False
         if not data:
             return False
@@ -72,7 +72,7 @@ class _Host:
             end = 4 + int.from_bytes(self._left[:4], "little")
             if len(self._left) < end:
                 break
-            asked = _ASKED.decode(self._left[4:end])
+            asked = _COMMANDS.decode(self._left[4:end])
             self._left = self._left[end:]
             if isinstance(asked, Start):
                 self._fork(asked, fds.pop(0))
@@ -115,19 +115,19 @@ class _Host:
             self._report(Ended(self._workers.pop(pid), ended, used.ru_utime + used.ru_stime))
 
     def _report(self, ended: Ended) -> None:
-        with suppress(OSError):  # the daemon is gone, which the next look finds
+        with suppress(OSError):  # the daemon has ended, which the next read reports
             self._control.sendall(framed(msgspec.msgpack.encode(ended)))
 
 
 class _Timed(WorkerLink):
-    """A link whose frames have to be answered in time: the kernel ends the worker otherwise."""
+    """A link whose frames have to be answered in time; otherwise the kernel kills the worker."""
 
     def __init__(self, sock: socket.socket, limits: WorkerLimits) -> None:
         super().__init__(sock)
         self._limits = limits
 
     def receive(self) -> bytes:
-        """Return the next frame; the time for it begins."""
+        """Return the next frame, and start its time limit."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         frame = super().receive()
@@ -149,12 +149,12 @@ def confine(limits: WorkerLimits) -> None:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("900", encoding="ascii")
-    silence = os.open(os.devnull, os.O_WRONLY)  # what a library says as it fails would fill the log
+    silence = os.open(os.devnull, os.O_WRONLY)  # messages of failing libraries would fill the log
     for fd in (1, 2):
         os.dup2(silence, fd)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    with suppress(OSError, ValueError):  # macOS knows no such limit
+    with suppress(OSError, ValueError):  # macOS has no such limit
         most = address_space() + limits.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     with suppress(OSError):
@@ -162,16 +162,16 @@ def confine(limits: WorkerLimits) -> None:
 
 
 def address_space() -> int:
-    """Return how many bytes are mapped; 0 where the system does not tell."""
-    return _status_kib("VmSize:")
+    """Return the mapped bytes; 0 where unknown."""
+    return _status_bytes("VmSize:")
 
 
 def anonymous() -> int:
-    """Return how many bytes in memory are of no file, shared with the host or not; 0 if it is not told."""
-    return _status_kib("RssAnon:")
+    """Return the anonymous bytes in memory, shared with the host or not; 0 where unknown."""
+    return _status_bytes("RssAnon:")
 
 
-def _status_kib(name: str) -> int:
+def _status_bytes(name: str) -> int:
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -180,7 +180,7 @@ def _status_kib(name: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve the daemon behind a socket. See the module."""
+    """Serve the daemon at the other end of a socket."""
     fd, target = arguments
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the daemon drains, and closes the socket then

@@ -1,4 +1,4 @@
-"""What goes between the daemon and a worker: frames on a socket, and the limits that a worker gets."""
+"""The frames between the daemon, the host and the workers, and the limits of a worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkerLimits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", array_like=True):
-    """Fork a worker; its socket comes with this frame."""
+    """Fork a worker; its socket is passed with this frame."""
 
     worker: int
     limits: WorkerLimits
@@ -50,7 +50,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LinkClosed(Exception):
-    """The other side is gone."""
+    """The other side has closed the socket."""
 
 
 def framed(payload: bytes) -> bytes:
@@ -72,7 +72,7 @@ class WorkerLink:
         return self._exactly(n_bytes)
 
     def allow(self, cpu_s: float, wall_s: float) -> None:
-        """Give the frame that was received last more time than the limits say, from now on."""
+        """Extend the time of the latest frame beyond the limits, from now on."""
 
     def send(self, payload: bytes) -> None:
         """Send a frame. Raises :class:`LinkClosed`."""

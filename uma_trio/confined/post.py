@@ -18,7 +18,7 @@ _PIECE: Final = 1 << 18
 
 
 class WorkerGone(Exception):
-    """The worker has ended; the message says by what: :data:`.workers.OUT_OF_CPU`, or a signal, or the like."""
+    """The worker has ended; the message is the reason, such as :data:`.workers.OUT_OF_CPU` or a signal."""
 
 
 class FrameSocket:
@@ -36,7 +36,7 @@ class FrameSocket:
         self._post = post
 
     def send(self, payload: bytes, fd: int | None = None) -> None:
-        """Send a frame, in order, as soon as the other side takes it; `fd` goes along and is closed."""
+        """Send a frame, in order, as soon as the other side takes it; `fd` is passed with it and closed."""
         self.out.append((framed(payload), fd))
         self._post.look_at(self)
 
@@ -114,13 +114,13 @@ class Post:
         self._close()
 
     def _carried(self, line: FrameSocket, events: int) -> bool:
-        """Read and write what can be; False if the other side is gone, or what it says is nonsense."""
+        """Read and write without blocking; False if the other side has closed, or sends invalid frames."""
         try:
             return (not events & selectors.EVENT_READ or self._read(line)) and (
                 not events & selectors.EVENT_WRITE or self._write(line)
             )
-        except Exception:  # of one line, which is no business of the others
-            logging.getLogger(__name__).exception("a line to a worker has failed")
+        except Exception:  # of one socket: the others must not be affected
+            logging.getLogger(__name__).exception("the socket of a worker has failed")
             return False
 
     def _see_to(self, line: FrameSocket) -> None:
@@ -137,7 +137,7 @@ class Post:
             self._end(line)
 
     def _write(self, line: FrameSocket) -> bool:
-        """Send what can be sent; False if the other side is gone."""
+        """Send without blocking; False if the other side has closed."""
         while line.out:
             data, fd = line.out.popleft()
             fds = [] if fd is None else [fd]
@@ -160,7 +160,7 @@ class Post:
         return True
 
     def _read(self, line: FrameSocket) -> bool:
-        """Hand over what has come; False if the other side is gone."""
+        """Deliver complete frames; False if the other side has closed."""
         try:
             data = line.sock.recv(_PIECE)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The daemon's side: a host that is started when the first worker is, and answers as futures."""
+"""The daemon's side: a host that is started with the first worker, and answers as futures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REASONS: Final = {
 
 
 class Unavailable(Exception):
-    """No worker can be started; the message says why."""
+    """No worker can be started; the message is the reason."""
 
 
 class Worker:
@@ -53,7 +53,7 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it runs, and has answered all that it was asked."""
+        """Whether it runs and has answered every request."""
         return not self._over and not self._waiting
 
     def begin(self, line: FrameSocket) -> None:
@@ -61,7 +61,7 @@ class Worker:
         self._line = line
 
     def ask(self, payload: bytes) -> Future[bytes]:
-        """Send a frame; return what will be its answer, or :class:`.post.WorkerGone`."""
+        """Send a frame; return the future of its answer, which may raise :class:`.post.WorkerGone`."""
         answer: Future[bytes] = Future()
         with self._lock:
             over = self._over
@@ -94,7 +94,7 @@ class Worker:
             self._over = True  # `over` follows, with the reason
 
     def over(self, why: str) -> None:
-        """Note that the process has ended: whoever waits is told."""
+        """Note that the process has ended, and fail the pending answers."""
         with self._lock:
             self._over, self._why = True, why
             waiting = list(self._waiting)
@@ -107,14 +107,14 @@ class Worker:
         with self._lock:
             answer = self._waiting.popleft() if self._waiting else None
         if answer is not None:
-            with suppress(InvalidStateError):  # nobody waits for it any more
+            with suppress(InvalidStateError):  # its waiter was cancelled
                 answer.set_result(frame)
 
 
 class Workers:
     """Processes that run one program: ``module:function`` as :mod:`.host` describes it.
 
-    `setup` is asked for once for each start of the host, in the thread that starts the first worker.
+    `setup` is called once for each start of the host, in the thread that starts the first worker.
     Any thread may use it.
     """
 
@@ -122,7 +122,7 @@ class Workers:
         self._program = program
         self._setup = setup
         self._lock = threading.RLock()  # a worker may be closed by the collector, anywhere
-        self._reviving = threading.Lock()  # held while a host is started, which takes long
+        self._host_start = threading.Lock()  # held while a host is started, which takes long
         self._numbers = itertools.count(1)
         self._post = Post()
         self._process: subprocess.Popen[bytes] | None = None
@@ -148,9 +148,9 @@ class Workers:
         Raises:
             Unavailable: the host cannot be started, or ended at once.
         """
-        with self._reviving:
+        with self._host_start:
             if self._host is None:
-                self._revive()
+                self._start_host()
 
     def start(self, limits: WorkerLimits, *, revive: bool = True) -> Worker:
         """Start a worker, and the host before it if it does not run, as :meth:`warm` does.
@@ -185,7 +185,7 @@ class Workers:
         with self._lock:
             self._closed = True
             self._host = None
-            self._setup = bytes  # the thread must keep nothing of what it was made of
+            self._setup = bytes  # drop the references of the callback
         self._post.close()
 
     def _end(self, number: int) -> None:
@@ -193,8 +193,8 @@ class Workers:
             if self._host is not None and number in self._running:
                 self._host.send(msgspec.msgpack.encode(Kill(number)))
 
-    def _revive(self) -> None:
-        """Start the host. Others may start and end workers of the one before meanwhile."""
+    def _start_host(self) -> None:
+        """Start the host. Other threads may start and end workers of the previous one meanwhile."""
         if self._closed:
             raise Unavailable("the daemon is stopping")
         if time.monotonic() - self._started_at < _RESTART_S:
@@ -221,12 +221,12 @@ class Workers:
         finally:
             theirs.close()
         if not self._adopted(process, ours, setup):
-            ours.close()  # with which the host ends
+            ours.close()  # which ends the host
             process.wait()
             raise Unavailable("the daemon is stopping")
 
     def _adopted(self, process: subprocess.Popen[bytes], sock: socket.socket, setup: bytes) -> bool:
-        """Use a host from now on; False if all was closed while it was started."""
+        """Use a new host; False if :meth:`close` was called while it was started."""
         with self._lock:
             if self._closed:
                 return False
@@ -236,7 +236,7 @@ class Workers:
         return True
 
     def _on_host_frame(self, frame: bytes | None) -> None:
-        """Note what the host says. On the thread of the post."""
+        """Handle a frame of the host. On the thread of the post."""
         if frame is not None:
             ended = _ENDED.decode(frame)
             with self._lock:
@@ -253,7 +253,7 @@ class Workers:
         if process is None:
             return
         try:
-            process.wait(_END_S)  # its socket is closed, with which it ends
+            process.wait(_END_S)  # closing its socket ends it
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -1,7 +1,7 @@
-"""The agent of HAProxy's `agent-check`: a port that tells every client one line about this machine.
+"""The agent of HAProxy's `agent-check`: a port that sends every client one line about this machine.
 
 The line is ``up ready 37%``, ``drain`` or ``down #why``. A proxy that cannot reach an agent leaves the weight as
-it was, so that the daemon itself must answer: an agent beside it would outlive it, or die alone.
+it was, so that the daemon itself must answer: a separate agent process could outlive it, or die alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from uma_trio.service.ask import Refusal
 from uma_trio.service.load import LoadReading
 from uma_trio.sockets.accepting import accept_forever
 
-#: Clients at once. A further one is closed without a word, which changes nothing for a proxy.
-MOST: Final = 32
-#: To send a line of less than a hundred bytes.
+#: Maximum number of clients. A further one is closed without a line, which changes nothing for a proxy.
+MAX_CLIENTS: Final = 32
+#: Maximum seconds to send the line.
 SEND_S: Final = 1.0
 
 
@@ -35,7 +35,7 @@ def line_of(reading: LoadReading | None, *, draining: bool) -> str:
 
 
 class Agent:
-    """Answers whoever connects. `read` gives the load and `draining` says whether requests are still taken."""
+    """Sends the state to every client. `read` returns the load, `draining` whether new requests are refused."""
 
     def __init__(
         self, read: Callable[[], Awaitable[LoadReading]], draining: Callable[[], bool], log: Log
@@ -67,7 +67,7 @@ class Agent:
         async with trio.open_nursery() as nursery:
 
             def handle(sock: socket.socket) -> None:
-                if self._open >= MOST:
+                if self._open >= MAX_CLIENTS:
                     sock.close()
                     return
                 self._open += 1

@@ -1,4 +1,4 @@
-"""The answers to one request: prepared, submitted, read and ended together.
+"""The answers to one request, which are prepared, submitted, read and ended as a unit.
 
 Most requests have one answer. Several answers are either choices, which answer the same prompt with
 different seeds, or answers to several prompts, where an API takes a list of these.
@@ -28,7 +28,7 @@ from uma_trio.text.frontend import Prepared
 from uma_trio.words import Lane
 
 Burst = tuple[int, list[StreamItem]]
-"""Which of the answers, and the items of it that are to be shown."""
+"""The index of an answer, and its items."""
 
 _DRAINING = "the daemon is stopping; connect again once it has restarted"
 _STOPPED = "the engine has stopped; the daemon is going down"
@@ -43,7 +43,7 @@ class Answers:
 
         async with Answers(service, [ask], origin) as answers:
             while not answers.finished:
-                await answers.read(tell)
+                await answers.read(show)
 
     Entering the block checks, tokenises and submits the whole request, or refuses it. Leaving the
     block, or cancelling the task in it, ends the answers that still run.
@@ -63,7 +63,7 @@ class Answers:
         self._origin = origin
         self._preparing = trio.CancelScope()
         self._reader = Reader()
-        #: The model that it waits for, until that is loaded or the wait has ended; `on_wait` is called when it begins.
+        #: The model that the request waits for, if any; `on_wait` is called when the wait begins.
         self.awaited: Model | None = None
         self.on_wait: Callable[[], object] = lambda: None
         #: One for each choice of each ask, in their order.
@@ -94,7 +94,7 @@ class Answers:
         """Check, tokenise and submit.
 
         Raises:
-            Refusal: it was not accepted, and is closed.
+            Refusal: the request is invalid or cannot be accepted; it is closed.
         """
         try:
             await self._start()
@@ -125,7 +125,7 @@ class Answers:
 
     @property
     def served(self) -> LoadedModel:
-        """The model that answers; for whoever is in the block."""
+        """The model of the request; only inside the block."""
         if self._served is None:
             raise RuntimeError("the block was not entered")
         return self._served
@@ -135,19 +135,19 @@ class Answers:
         """Whether the terminal item of every answer was taken."""
         return not self._open
 
-    async def read(self, tell: Callable[[list[Burst]], bool]) -> None:
-        """Call `tell` with all available items, each time that there are some.
+    async def read(self, show: Callable[[list[Burst]], bool]) -> None:
+        """Call `show` with all available items, each time that there are some.
 
-        Returns when `tell` returns False, or when all answers are `finished`; it must not be called
-        after that. `tell` is called on trio's thread by the task that delivers the items, and must
-        not wait. If it returns True, the items are done with; otherwise they are done with at the
+        Returns when `show` returns False, or when all answers are `finished`; then it must not be called
+        again. `show` is called on trio's thread by the task that delivers the items, and must
+        not wait. If it returns True, the items' credit is returned at once; otherwise at the
         next call or at the end of the block. Its exceptions are raised here. After cancellation it
         is not called again.
         """
         self._return_credit()
 
         def take() -> bool:
-            if not tell(self._taken()):
+            if not show(self._taken()):
                 return False
             self._return_credit()
             return bool(self._open)
@@ -155,21 +155,21 @@ class Answers:
         await self._reader.read(take)
 
     async def burst(self) -> list[Burst]:
-        """Return all available items, at least one. The items of the previous call are done with.
+        """Return all available items, at least one, and the credit of those of the previous call.
 
         If it is cancelled, no item is taken. Must not be called when all answers are `finished`.
         """
         found: list[Burst] = []
 
-        def tell(bursts: list[Burst]) -> bool:
+        def show(bursts: list[Burst]) -> bool:
             found.extend(bursts)
             return False
 
-        await self.read(tell)
+        await self.read(show)
         return found
 
     def skip_next_gap(self) -> None:
-        """Note that the latest items waited for the reader: that gap is not the daemon's."""
+        """Exclude the next gap from the metrics: the latest items waited for a slow reader."""
         for generation in self.generations:
             generation.skip_next_gap()
 
@@ -203,12 +203,12 @@ class Answers:
             for ask in self._asks:
                 prepared += await prepare(served, ask, self._origin, service.run_compiling)
         if self._preparing.cancel_called:
-            self.end()  # one was ended before it was submitted, and so all are
+            self.end()  # one answer was ended before submission, which ends all
             return
         self._submit(prepared)
 
     async def _model(self) -> LoadedModel:
-        """Return the model that is asked, once it is loaded. Raises :class:`Refusal`."""
+        """Return the model of the request, once it is loaded. Raises :class:`Refusal`."""
         service, served, ask = self._service, self._served, self._asks[0]
         if served is None:
             name = service.models.with_adapters(ask.model, ask.lora)
@@ -221,7 +221,7 @@ class Answers:
         return served
 
     def _uses(self, served: LoadedModel) -> None:
-        """Be answered by this model: until the request is closed, it is not unloaded."""
+        """Use this model: it is not unloaded until the request is closed."""
         self._served, self._used = served, served.uses.begin()
         for generation in self.generations:
             generation.served = served
@@ -239,10 +239,10 @@ class Answers:
     def _submit(self, prepared: Sequence[Prepared]) -> None:
         pairs = zip(self.generations, prepared, strict=True)
         debts, payer = self._service.models.debts, self._origin.principal.counts_as
-        owes = [debts.get(payer, 0.0), *[0.0] * (len(self.generations) - 1)]
+        debts_s = [debts.get(payer, 0.0), *[0.0] * (len(self.generations) - 1)]
         messages = [
             generation.submission(each, self.served, owes_s)
-            for (generation, each), owes_s in zip(pairs, owes, strict=True)
+            for (generation, each), owes_s in zip(pairs, debts_s, strict=True)
         ]
         try:
             self.served.inbox.submit(*messages)
@@ -250,7 +250,7 @@ class Answers:
             raise Refusal(Code.E_LIMIT_003, str(full), retry_after_s=full.retry_after_s) from None
         except EngineStopped:
             raise Refusal(Code.E_RUNTIME_004, _STOPPED) from None
-        debts.pop(payer, None)  # a request that was refused has paid nothing
+        debts.pop(payer, None)  # a refused request pays no debt
         for generation in self.generations:
             generation.mark_submitted()
 
@@ -273,7 +273,7 @@ class Answers:
 
 
 def _listed(asks: Sequence[Ask], slots: int) -> Sequence[Ask]:
-    """Return what is listed of a request: of one that is refused for its number of answers only the first."""
+    """Return the asks to list; for a request with too many answers, which is refused, only the first."""
     return asks if sum(ask.n for ask in asks) <= slots else [evolve(asks[0], n=1)]
 
 

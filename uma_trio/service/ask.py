@@ -1,7 +1,6 @@
-"""What a client asks of the daemon, and who asks: values without a socket or a wire format.
+"""Requests and their origins, independent of sockets and wire formats.
 
-Each front end translates its requests into an :class:`Ask` and an :class:`Origin`. The service sees
-nothing else of a request.
+Each front end translates its requests into an :class:`Ask` and an :class:`Origin`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from uma_trio.text.chat import Message as Message
 from uma_trio.text.chat import Mode as Mode
 from uma_trio.text.chat import Tool as Tool
 from uma_trio.text.chat import ToolChoice as ToolChoice
-from uma_trio.text.frontend import Chat as Chat  # these are words of the fronts, too
+from uma_trio.text.frontend import Chat as Chat  # re-exported for the front ends
 from uma_trio.text.frontend import Prompt as Prompt
 from uma_trio.text.shape import Shape as Shape
 from uma_trio.text.template import Manner as Manner
@@ -36,13 +35,13 @@ from uma_trio.words import chosen as chosen
 
 @frozen
 class Salt:
-    """A text; those of a principal's requests share cached prefixes that give the same one."""
+    """A text: requests of one principal share cached prefixes if they have the same salt."""
 
     text: str
 
 
 Sharing = Literal["user", "private", "none"] | Salt
-"""Who shares cached prefixes and drafts with a request, never beyond its principal: see `Ask.cache`."""
+"""Which requests of its principal share cached prefixes and drafts with a request: see `Ask.cache`."""
 
 
 def explicit_of(options: GenerateOptions) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def explicit_of(options: GenerateOptions) -> dict[str, Any]:
 
 
 def sampling_of(options: GenerateOptions, base: SamplingParams) -> SamplingParams:
-    """Return how tokens are sampled; what the client did not set is as in `base`."""
+    """Return the sampling parameters; those that the client did not set are from `base`."""
     seed = None if options.seed is None or options.seed < 0 else options.seed
     if options.default_temperature is not None:
         base = evolve(base, temperature=options.default_temperature)
@@ -76,7 +75,6 @@ def adapters_of(options: GenerateOptions) -> list[dict[str, object]] | None:
 
 
 def speculation_of(options: GenerateOptions) -> Speculation:
-    """Return how far drafts may go."""
     return chosen(options.speculation, seeded=options.seed is not None and options.seed >= 0)
 
 
@@ -95,11 +93,10 @@ class Ask:
       unknown); a salt, those with the same salt; "none", no other request, and it leaves nothing:
       only its own choices share the prompt while they are computed.
     - `speculation` restricts speculative decoding.
-    - `streamed` says that tokens are passed on as they come, so the metrics count the times between
-      them.
+    - `streamed`: tokens are sent one by one, so the metrics count the gaps between them.
     - With `pace` "smooth" the tokens of an interactive request may be held to be sent at even
       intervals.
-    - `awaits` says what somebody waits for; None: by what is asked (:func:`awaits_of`).
+    - `awaits` is what the client waits for; None: derived from the request (:func:`awaits_of`).
     - With `progress` the stream of each answer reports the progress of its prompt.
     - `n` is the number of answers (choices).
     - `explicit` are the sampling options that the client set itself: a model's own values replace only the others.
@@ -127,16 +124,16 @@ class Ask:
     explicit: frozenset[str] = frozenset()
 
     def with_defaults(self, defaults: Mapping[str, float]) -> Ask:
-        """Return it with the model's values for what its client did not set."""
+        """Return the request with the model's values for parameters that the client did not set."""
         found: dict[str, Any] = {k: v for k, v in defaults.items() if k not in self.explicit}
         return evolve(self, sampling=evolve(self.sampling, **found)) if found else self
 
 
 def awaits_of(ask: Ask) -> Awaits:
-    """Return what somebody waits for who sends a request in the interactive lane.
+    """Return what the client of an interactive request waits for: its tokens, or the whole answer.
 
-    A person reads tokens as they come. Whoever does not see them, or sees them only when the whole answer
-    was checked, parsed or compared, waits for its end.
+    Tokens are read one by one. An answer that is not streamed, or is parsed, checked or compared as a whole, is used
+    at its end.
     """
     if ask.awaits in ("tokens", "answer"):
         return ask.awaits
@@ -147,7 +144,7 @@ def awaits_of(ask: Ask) -> Awaits:
 
 @frozen(kw_only=True)
 class Door:
-    """A way into the daemon: its longest prompt, and the option that sets this."""
+    """A front end's longest prompt, and the option that sets it."""
 
     max_prompt_bytes: int
     option: str = "--max-prompt-bytes"
@@ -155,7 +152,7 @@ class Door:
 
 @frozen(kw_only=True)
 class Origin:
-    """Who asks. All rights and shares come from `principal`.
+    """The client of a request. All rights and shares follow from `principal`.
 
     `name` is the client's name for the request and `app` its name for itself. They are labels for
     people; `app` also divides the machine time of the principal.
@@ -171,7 +168,7 @@ def namespace(ask: Ask, origin: Origin, together: int) -> str | None:
     """Return the namespace of cached prefixes that an answer reads and extends.
 
     It is its principal's, or narrower. With `cache` "none" only the answers to one prompt of a request
-    have it, which are `together`. None means that the cache is neither read nor written: the prompt is scored, and cached tokens
+    have it; `together` is their number. None means that the cache is neither read nor written: the prompt is scored, and cached tokens
     have no logits.
     """
     principal = origin.principal
@@ -187,10 +184,7 @@ def namespace(ask: Ask, origin: Origin, together: int) -> str | None:
 
 
 def text_owner(ask: Ask, origin: Origin) -> TextOwner | None:
-    """Return whose texts are those of a request, if their tokens may be remembered at all.
-
-    Who shares cached prefixes with it shares them, too.
-    """
+    """Return the owner of a request's texts in the cache of tokens, shared as cached prefixes are; None: not cached."""
     shared = None if ask.cache == "none" else namespace(ask, origin, 0)
     return None if shared is None else TextOwner(origin.principal.shares_as, shared)
 

@@ -1,4 +1,4 @@
-"""The rules that a request must keep to be accepted, for all front ends.
+"""Validation of requests, for all front ends.
 
 Cheap checks run first, so most requests are refused before they are tokenised.
 """
@@ -23,7 +23,7 @@ from uma_trio.text.slices import utf8_length as utf8_length
 from uma_trio.text.template import problem_of
 
 _FEW: Final = 64  # messages
-_FAR: Final = 4  # contexts
+_MANY_CONTEXTS: Final = 4
 _SHORT: Final = 65_536  # characters or tokens
 MAX_ARGUMENTS_BYTES: Final = 16_384  # of JSON, in which any character may take six
 
@@ -33,7 +33,7 @@ def refusing_depth() -> Iterator[None]:
     """Refuse a request that is nested so deeply that Python cannot walk it.
 
     Raises:
-        Refusal: it is.
+        Refusal: the request is nested too deeply.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
     """Check what can be checked without tokens.
 
     Raises:
-        Refusal: another model, no prompt, one of too many bytes, more tokens than anybody may ask,
+        Refusal: another model, no prompt, one of too many bytes, more tokens than the daemon's limit,
             tokens that do not exist, arguments that a template must not get.
     """
     if ask.model is not None and not bounds.names(ask.model):
@@ -90,11 +90,7 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
 
 
 def check_number(asks: Sequence[Ask], slots: int) -> None:
-    """Check that no more answers are asked for than are computed at once.
-
-    Raises:
-        Refusal: there are.
-    """
+    """Check that the number of answers is at most the number of slots. Raises :class:`Refusal`."""
     n = sum(ask.n for ask in asks)
     if n > slots:
         raise Refusal(
@@ -110,7 +106,7 @@ def _ids(tokens: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _check_shape(ask: Ask) -> None:
-    """Check that one thing at most constrains the answer. Raises :class:`Refusal`."""
+    """Check that at most one constraint applies to the answer. Raises :class:`Refusal`."""
     chat = ask.prompt if isinstance(ask.prompt, Chat) else None
     tools = chat is not None and chat.tools and chat.choice.mode != "none"
     if ask.shape is not None and tools and ask.shape.kind not in BESIDE_TOOLS:
@@ -146,7 +142,7 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
-    """Return how many tokens the request may get.
+    """Return the maximum number of tokens of an answer.
 
     Raises:
         Refusal: prompt and max_tokens do not fit into the context together, or min_tokens is more.
@@ -160,9 +156,9 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
     if room < 1:
         raise no_room(n_prompt, bounds, field)
     if asked is None:
-        return _above_least(ask, min(bounds.max_tokens, room))
+        return _at_least_min_tokens(ask, min(bounds.max_tokens, room))
     if ask.clamp:
-        return _above_least(ask, min(asked, room, bounds.max_tokens_cap or room))
+        return _at_least_min_tokens(ask, min(asked, room, bounds.max_tokens_cap or room))
     if asked > room:
         raise Refusal(
             Code.E_LIMIT_004,
@@ -172,28 +168,28 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
             prompt_tokens=n_prompt,
             context=context,
         )
-    return _above_least(ask, asked)
+    return _at_least_min_tokens(ask, asked)
 
 
 def check_fits(ask: Ask, bounds: Bounds, longest_piece: int) -> None:
     """Refuse a prompt that has far more tokens than the context, before it is tokenised.
 
-    It has a token at least for each message that says something, and for each `longest_piece` bytes.
-    What is close to the context is tokenised, so that its refusal says the exact number.
+    It has at least one token for each message with content, and for each `longest_piece` bytes.
+    Prompts close to the context are tokenised, so that their refusal has the exact number.
 
     Raises:
-        Refusal: it has four times as many, at least.
+        Refusal: it has at least four times as many.
     """
     prompt = ask.prompt
     if isinstance(prompt, Chat):
         # Templates may strip contents, and leave out all else.
-        said = [text for message in prompt.messages if (text := stripped(message.content))]
-        field, least = "messages", max(len(said), sum(map(utf8_length, said)) // longest_piece)
+        texts = [text for message in prompt.messages if (text := stripped(message.content))]
+        field, least = "messages", max(len(texts), sum(map(utf8_length, texts)) // longest_piece)
     elif isinstance(prompt, str):
         field, least = "prompt", utf8_length(prompt) // longest_piece
     else:
         field, least = "prompt", len(prompt)
-    if least > _FAR * bounds.n_ctx_seq:
+    if least > _MANY_CONTEXTS * bounds.n_ctx_seq:
         raise no_room(least, bounds, field, at_least=True)
 
 
@@ -210,7 +206,7 @@ def no_room(n_prompt: int, bounds: Bounds, field: str, *, at_least: bool = False
     )
 
 
-def _above_least(ask: Ask, max_tokens: int) -> int:
+def _at_least_min_tokens(ask: Ask, max_tokens: int) -> int:
     least = ask.sampling.min_tokens
     if least > max_tokens:
         raise Refusal(
@@ -234,8 +230,8 @@ def _prompt_bytes(ask: Ask) -> int:
 
 
 def _chat_bytes(chat: Chat) -> int:
-    said = sum(utf8_length(text) for message in chat.messages for text in message.texts)
-    return said + sum(
+    n_bytes = sum(utf8_length(text) for message in chat.messages for text in message.texts)
+    return n_bytes + sum(
         _json_bytes(tool.written)
         if tool.written
         else utf8_length(tool.name) + utf8_length(tool.description) + _json_bytes(tool.parameters)
@@ -250,12 +246,12 @@ def _json_bytes(value: Any) -> int:
         OverflowError,
         ValueError,
         UnicodeEncodeError,
-    ):  # numbers and texts that only Python writes
+    ):  # values that only Python's json encodes
         return len(json_text(value))
 
 
 def is_large(ask: Ask) -> bool:
-    """Whether it may take more than a millisecond or two to check a request."""
+    """Return whether the checks of a request may take more than a millisecond or two."""
     prompt = ask.prompt
     if isinstance(prompt, Chat):
         n_items = len(prompt.messages) + sum(

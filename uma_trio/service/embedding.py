@@ -189,7 +189,7 @@ class Embedder:
             context=most,
         )
 
-    # --- the way to the engine ---
+    # --- submission ---
 
     def _check_number(self, n: int, field: str) -> None:
         most = min(MAX_INPUTS, MAX_NUMBERS // self.info.width)

@@ -1,4 +1,4 @@
-"""One answer, from its request to its terminal item: submitted, read, ended.
+"""One answer, from submission to its terminal item.
 
 The answers to one request are prepared and read together: see :mod:`uma_trio.service.answers`.
 """
@@ -42,9 +42,9 @@ class Generation:
 
     It is in the directory until it is closed. Its items are any number of :class:`PromptProgress`
     (if requested), a :class:`PromptDone`, any number of :class:`TokenOut` and exactly one
-    :class:`Finished`. The task that takes items reports when it is done with them; their credit
-    then goes back to the engine, in one message for all items taken together. Each answer has its
-    own credit, so no answer can use up the credit of another.
+    :class:`Finished`. The task that takes items reports when it has written them; their credit
+    is then returned to the engine, in one message for all items taken together. Each answer has its
+    own credit, so no answer can exhaust the credit of another.
     """
 
     streams = True
@@ -66,9 +66,9 @@ class Generation:
         self.origin = origin
         self.choice = choice
         self.lane: Lane = ask.lane
-        #: What reads the answer; there once it is submitted.
+        #: The parser of the answer; set by :meth:`submission`.
         self.reading = Reading()
-        #: The tokens of the prompt; there once it is submitted.
+        #: The tokens of the prompt; set by :meth:`submission`.
         self.prompt: IntArray = np.empty(0, np.int32)
         #: Whether the terminal item was taken.
         self.finished = False
@@ -77,7 +77,7 @@ class Generation:
         self.served: LoadedModel | None = None
         self._together = together
         self.arrived = service.clock()
-        #: The model that it waits for, until that is loaded.
+        #: The model that it waits for, if any.
         self.awaited: Model | None = None
         self.pipe = Pipe(service.playout, reader)
         self._preparing = preparing
@@ -92,11 +92,11 @@ class Generation:
 
     @property
     def model(self) -> str | None:
-        """The name of the model that has it; None while it is prepared."""
+        """The name of the model that computes it; None while it is prepared."""
         return None if self.served is None else self.served.bounds.model
 
     def submission(self, prepared: Prepared, served: LoadedModel, owes_s: float) -> Submit:
-        """Return the message that submits it to the engine of its model, with `owes_s` charged to its user.
+        """Return the message that submits it to the engine, which charges `owes_s` to its user.
 
         Raises:
             Refusal: prompt and answer do not fit into the context together.
@@ -108,7 +108,7 @@ class Generation:
             prepared.parser, prepared.loosened, ask.stop, reshaped=prepared.reshaped
         )
         if self.reading.stops:
-            self.pipe.look = self._look
+            self.pipe.on_item = self._read_ahead
         return Submit(
             handle=self.handle,
             prompt=prepared.tokens,
@@ -135,7 +135,6 @@ class Generation:
         )
 
     def mark_submitted(self) -> None:
-        """Note that the engine has the request."""
         self._submitted = True
 
     def take(self) -> list[StreamItem]:
@@ -152,8 +151,8 @@ class Generation:
                 assert_never(item)
         return items
 
-    def _look(self, item: StreamItem) -> StreamItem | None:
-        """Read an item that has just come from the engine; end the answer at a stop string."""
+    def _read_ahead(self, item: StreamItem) -> StreamItem | None:
+        """Parse an item as it arrives from the engine; end the answer at a stop string."""
         was_stopped = self.reading.stopped is not None
         found = self.reading.take(item)
         if self.reading.stopped is not None and not was_stopped and isinstance(item, TokenOut):
@@ -175,7 +174,7 @@ class Generation:
         )
 
     def skip_next_gap(self) -> None:
-        """Note that the latest items waited for the reader: that gap is not the daemon's."""
+        """Exclude the next gap from the metrics: the latest items waited for a slow reader."""
         self._shown_at = None
 
     def end(self, code: str | None = None, message: str | None = None) -> None:
@@ -193,11 +192,10 @@ class Generation:
             self.pipe.flush()
 
     def mark_refused(self) -> None:
-        """Note that it was not accepted: it has no end, and counts as none."""
+        """Note that it was refused: it has no terminal item, and is not counted as ended."""
         self._ended_early = True
 
     def move_to(self, lane: Lane) -> None:
-        """Move it to a lane."""
         self.lane = lane
         if self._submitted:
             self._send(SetLane(self.handle, lane))
@@ -218,9 +216,9 @@ class Generation:
         self._service.log_request(line)
 
     def keep_prefix_after_calls(self) -> None:
-        """Keep its cached prefix for longer, if the answer called a tool as far as it was read.
+        """Keep the cached prefix for longer if the answer, as far as it was parsed, calls a tool.
 
-        Idempotent. Leaving the block calls this; a reader that reads the answer later must call it
+        Idempotent. Leaving the block calls this; a reader that parses the answer later must call it
         again.
         """
         end = self._end
@@ -229,7 +227,7 @@ class Generation:
             self._send(Keep(self.handle))
 
     def return_credit(self) -> None:
-        """Note that the reader has passed on the items that it took."""
+        """Return the credit of the items that the reader took, which are written now."""
         if not self._taken:
             return
         service = self._service
@@ -244,7 +242,7 @@ class Generation:
             self.served.inbox.put(message)
 
     def _shown(self, now: float) -> None:
-        """Record that the kernel has the bytes of the items that were taken."""
+        """Record the gap to the items that the kernel has just received."""
         telemetry = (self.served or self._service).telemetry
         if self._logits_at is not None:
             telemetry.first_chunk(now - self._logits_at)

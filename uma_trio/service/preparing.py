@@ -1,4 +1,4 @@
-"""From a request to what the engine gets: checked, rendered, tokenised and compiled in helper threads, with its loaded model."""
+"""Preparation of a request for its loaded model: check, render, tokenise and compile, in helper threads."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _USE_PROMPT: Final = "send the text as `prompt` instead of `messages`"
 
 
 async def check(model: LoadedModel, ask: Ask, door: Door, *, fits: bool = True) -> None:
-    """Check what can be checked without tokens; a large request in a helper thread.
+    """Run the checks that need no tokens; for a large request in a helper thread.
 
     Unless `fits` is false, a prompt with several times the tokens of the context is refused, too.
 
     Raises:
-        Refusal: as :func:`check_untokenised` says.
+        Refusal: see :func:`check_untokenised`.
     """
 
     def work() -> None:
@@ -49,10 +49,10 @@ async def check(model: LoadedModel, ask: Ask, door: Door, *, fits: bool = True) 
 async def prepare(
     model: LoadedModel, ask: Ask, origin: Origin, run_compiling: RunFor
 ) -> list[Prepared]:
-    """Make what engine and reader of each answer need, in one call of a helper thread.
+    """Prepare the answers of a request, in one call of a helper thread.
 
-    Only what has to be compiled waits for one of the compilers, which are shared fairly between clients. Text that was
-    tokenised before is not tokenised again, where the request may use what is cached.
+    Only constraints that are not compiled yet wait for a compiler; compilers are shared fairly between clients. Text
+    in the cache of tokens is not tokenised again, if the request may use it.
 
     Raises:
         Refusal: the model does not support the request, a constraint cannot be enforced, or its
@@ -67,7 +67,7 @@ async def prepare(
         owner=text_owner(ask, origin),
     )
     if not isinstance(ask.prompt, Chat | str) and ask.shape is None:
-        return preparation.finish()  # tokens are taken as they are
+        return preparation.finish()  # tokens need no preparation
     client = program_of(origin.principal, origin.app)
     compiling = model.uses.during(lambda call: run_compiling(call, client))
     try:
@@ -92,7 +92,7 @@ async def count_tokens(model: LoadedModel, ask: Ask, origin: Origin) -> int:
     """Return the number of tokens of a request's prompt.
 
     Raises:
-        Refusal: the request would be refused, whatever its number of tokens.
+        Refusal: the request is invalid, apart from its number of tokens.
     """
     await check(model, ask, origin.door, fits=False)
     prompt, owner = ask.prompt, text_owner(ask, origin)

@@ -1,4 +1,4 @@
-"""Parses the items of one answer into text, reasoning and tool calls."""
+"""Incremental parsing of one answer into text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Reading:
     Text that may be the beginning of a marker is held back, so a token's events may contain the
     text of an earlier token.
 
-    With a parser, the strings of `stop` end the content: not the reasoning, and not what a call is
-    written in, which the engine cannot tell apart. Then every item has to pass :meth:`take` as soon
-    as the engine has made it, before :meth:`token` and :meth:`end` return its events.
+    With a parser, the strings of `stop` end the content: not the reasoning, and not the markup
+    of a call, which the engine cannot distinguish. Then every item has to pass :meth:`take` as it
+    arrives from the engine, before :meth:`token` and :meth:`end` return its events.
     """
 
     __slots__ = (
@@ -49,9 +49,9 @@ class Reading:
         self._stops = StopStrings(stop) if parser is not None and any(stop) else None
         self._events: deque[list[Event]] = deque()  # of the items that were taken
         self._n_tokens = 0
-        #: The tools whose arguments are not held to their whole schema.
+        #: The tools whose arguments are not constrained to their whole schema.
         self.loosened = loosened
-        #: What was changed in the conversation, because the chat template refused it.
+        #: The changes to the conversation that the chat template required.
         self.reshaped = reshaped
         #: Whether the answer ended inside a call.
         self.cut_call = False
@@ -76,10 +76,9 @@ class Reading:
         return None if self._stops is None else self._stops.stopped
 
     def take(self, item: StreamItem) -> StreamItem | None:
-        """Read an item ahead; return what the reader of the answer gets instead, if anything.
+        """Parse an item ahead; return the item that the reader gets instead, if any.
 
-        Behind a stop string there is nothing but the end, which then says so whatever the engine did
-        meanwhile.
+        After a stop string only the terminal item is returned, with reason "stop" in any case.
         """
         if isinstance(item, TokenOut):
             if self.stopped is not None:
@@ -153,7 +152,7 @@ class Reading:
         return found
 
     def reason(self, finished: Finished) -> Reason:
-        """Return the reason of the end: "tool_calls" if it came after a call, not inside one."""
+        """Return the reason of the end: "tool_calls" after a call, but not inside one."""
         called = self.n_calls and finished.reason == "stop" and not self.cut_call
         return "tool_calls" if called else finished.reason
 

@@ -26,7 +26,7 @@ from uma_trio.service.fair import RunBlocking, RunFor, Shares, unqueued
 from uma_trio.service.load import LoadMonitor, LoadReading
 from uma_trio.service.loop import Questions, ThreadShare
 from uma_trio.service.observer import Observer
-from uma_trio.service.playout import Playout
+from uma_trio.service.stream import Playout
 from uma_trio.service.timer import Timer
 from uma_trio.sockets.principal import Principal
 from uma_trio.words import Gives, Lane

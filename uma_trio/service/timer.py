@@ -48,13 +48,11 @@ class TrioTimer:
         self._scope: trio.CancelScope | None = None
 
     def set(self, at: float) -> None:
-        """See :class:`Timer`."""
         self._at = at
         if self._scope is not None:
             self._scope.deadline = self._deadline()
 
     async def wait(self) -> None:
-        """See :class:`Timer`."""
         try:
             with trio.CancelScope(deadline=self._deadline()) as self._scope:
                 await trio.sleep_forever()
@@ -62,7 +60,7 @@ class TrioTimer:
             self._scope = None
 
     def close(self) -> None:
-        """There is nothing to close."""
+        pass
 
     def _deadline(self) -> float:
         return trio.current_time() + self._at - self._clock()
@@ -96,7 +94,6 @@ class FileTimer:
         self._file = _checked(create(time.CLOCK_MONOTONIC, _FLAGS))
 
     def set(self, at: float) -> None:
-        """See :class:`Timer`."""
         if self._file < 0:
             return
         value = self._spec.value
@@ -105,15 +102,13 @@ class FileTimer:
         else:
             after_ns = max(1, int((at - self._clock()) * 1e9))
             value.seconds, value.nanoseconds = divmod(after_ns, 1_000_000_000)
-        # Whatever the kernel has counted is dropped by this, so the file need not be read.
+        # This resets the kernel's count, so the file need not be read.
         _checked(self._settime(self._file, 0, self._address, None))
 
     async def wait(self) -> None:
-        """See :class:`Timer`."""
         await trio.lowlevel.wait_readable(self._file)
 
     def close(self) -> None:
-        """See :class:`Timer`."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)

@@ -1,1 +1,1 @@
-"""Sockets under trio, below the daemon and its clients: who is there, sending, receiving, accepting."""
+"""Sockets under trio, for the daemon and its clients: listening, accepting, peers, sending, receiving, handover."""

@@ -12,11 +12,11 @@ import trio
 from uma_trio.sockets.principal import Principal
 
 BACKLOG = 1024  # the kernel takes less where net.core.somaxconn is less
-# Clients accepted before other tasks have their turn: to accept one and to ask whose it is takes 0.06 ms.
+# Clients accepted before other tasks run: to accept one and look up its user takes 0.06 ms.
 _AT_ONCE = 24
 # Each client that arrived holds a descriptor. Twice the connections that HTTP admits by default.
 MOST_ARRIVALS = 512
-# The accept errors that are those of one client, which is gone, and not of the listening socket:
+# Errors of accept(2) that concern one client, which has left, and not the listening socket:
 # accept(2), "Error handling", and BSDs; trio's SocketListener.accept passes over the same. Not every
 # platform has all of these names.
 _OF_ONE_CLIENT = {
@@ -28,7 +28,7 @@ _OF_ONE_CLIENT = {
     )
     if (number := getattr(errno, name, None)) is not None
 }
-# Those that say "not now" rather than "never"; trio.serve_listeners has the same.
+# Temporary errors, as in trio.serve_listeners.
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _PAUSE_S = 0.1
 
@@ -40,8 +40,8 @@ async def accept_forever(
 ) -> None:
     """Hand each new client of `listening` to `handle`, which must not block; never returns.
 
-    Out of descriptors or memory, it tells `failed`, leaves the client in the backlog and tries
-    again a little later: those who are connected are not disturbed. A client whose connection failed
+    Out of descriptors or memory, it calls `failed`, leaves the client in the backlog and tries
+    again a little later; connected clients are not affected. A client whose connection failed
     before it was accepted is passed over.
 
     Raises:
@@ -53,7 +53,7 @@ async def accept_forever(
             try:
                 client, _address = listening.accept()
             except (BlockingIOError, InterruptedError):
-                break  # the client gave up before we came, or there is no other
+                break  # the client has left, or there is no other
             except OSError as exc:
                 if exc.errno in _OF_ONE_CLIENT:
                     continue
@@ -108,7 +108,7 @@ class Arrivals:
         return self._length
 
     def add(self, sock: socket.socket, principal: Principal) -> None:
-        """Put a client behind those of its user."""
+        """Append a client to the queue of its user."""
         self._lanes.setdefault(_user(principal), deque()).append((sock, principal))
         self._length += 1
         if self._length == 1:
@@ -119,7 +119,7 @@ class Arrivals:
             self._length -= 1
 
     def take(self) -> tuple[socket.socket, Principal]:
-        """Return the first client of the user whose turn it is. There must be one."""
+        """Return the first client of the next user. There must be one."""
         user, lane = self._lanes.popitem(last=False)
         first = lane.popleft()
         if lane:
@@ -135,15 +135,14 @@ class Arrivals:
         await self._some.wait()
 
     async def until_empty(self) -> None:
-        """Wait until nobody is left."""
         await self._none.wait()
 
     def close(self) -> None:
-        """Close the sockets of all who wait."""
+        """Close the sockets of all waiting clients."""
         while self._length:
             self.take()[0].close()
 
 
 def _user(principal: Principal) -> Hashable:
-    """Return whom a client takes turns as; programs of a user whose process is known are apart."""
+    """Return the key of a client's queue: its user and, if known, its process."""
     return (principal.counts_as, principal.pid)

@@ -1,4 +1,4 @@
-"""Where a front listens: an address as it is typed, ``PORT``, ``HOST:PORT`` or ``unix:PATH``."""
+"""The address of a listening socket, as a user writes it: ``PORT``, ``HOST:PORT`` or ``unix:PATH``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parse_address(text: str) -> Address:
     """Read ``8080``, ``127.0.0.1:8080``, ``[::1]:8080`` or ``unix:/run/uma.http``.
 
     Raises:
-        ValueError: it is none of these; the message says what one looks like.
+        ValueError: it is none of these; the message shows the forms.
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")

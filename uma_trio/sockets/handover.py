@@ -1,14 +1,14 @@
 """Passing listening sockets, and the locks of their names, from a daemon to the one that replaces it.
 
 The old daemon listens on ``<socket>.handover``, which only its own user can reach. The conversation has
-five steps, each bounded in time. If the new daemon ends before the last one, the old one serves on; if the
+five steps, each bounded in time. If the new daemon ends before the last one, the old one continues to serve; if the
 old one ends after the second, the new one serves:
 
 1. The new daemon connects when its model is loaded, and sends ``T`` (take). A connection that is
-   closed without it has only asked whether there is somebody (:func:`gives`).
+   closed without it was only a probe (:func:`offers_handover`).
 2. The old one stops accepting, and sends every listening socket with the lock of its name in one message
    (SCM_RIGHTS, unix(7)). A lock of flock(2) belongs to the open file, so that no name is free for an
-   instant; and who connects meanwhile waits in the backlog.
+   instant; clients that connect meanwhile wait in the backlog.
 3. The new one makes its fronts of them, and sends ``S``: it could accept.
 4. The old one sends ``C`` (confirmed): it will not accept again. If the time is over it sends ``N``, and
    serves on.
@@ -97,7 +97,7 @@ class Giver:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Listen beside the socket at `path`, whose lock must be held.
+        """Listen on ``PATH.handover``; the lock of `path` must be held.
 
         Raises:
             OSError: that cannot be; `strerror` is why, `filename` the name.
@@ -127,9 +127,9 @@ class Giver:
         return cls(sock, name)
 
     async def asked(self) -> Asked:
-        """Wait for a daemon of this user that wants to take over.
+        """Wait for a daemon of this user that requests the sockets.
 
-        Cancelled, it keeps nobody. Out of descriptors, it tries again a little later.
+        Cancelled, it keeps no connection. Out of descriptors, it tries again a little later.
 
         Raises:
             OSError: the listening socket itself is broken.
@@ -141,7 +141,7 @@ class Giver:
             sock.close()
 
     def disown(self) -> None:
-        """Leave the name to who has taken over, and makes it anew."""
+        """Leave the name to the new daemon, which creates it again."""
         self._ours = False
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Asked:
         await self._channel.sendmsg([json.dumps(about).encode() + b"\n"], rights)
 
     def _take_back(self) -> None:
-        """Tell who still listens that we live, and serve on. Never waits."""
+        """Notify the new daemon that this one continues to serve. Never waits."""
         with (
             contextlib.suppress(OSError),
             socket.socket(fileno=os.dup(self._channel.fileno())) as sock,
@@ -208,7 +208,7 @@ class Asked:
 
 
 class TakenSockets:
-    """The new daemon's end: the sockets, and the way to say that they can be served. Close it."""
+    """The new daemon's end: the sockets, and the connection to confirm them. Must be closed."""
 
     def __init__(self, handed: Sequence[Handed], channel: trio.socket.SocketType) -> None:
         self.handed = tuple(handed)
@@ -217,31 +217,31 @@ class TakenSockets:
     async def serving(self) -> None:
         """Say that everything is there to accept, and wait until the old daemon has let go, or died.
 
-        To be called before anybody is accepted. Cancelled, the old daemon serves on.
+        To be called before a client is accepted. Cancelled, the old daemon continues to serve.
 
         Raises:
             HandoverFailed: it serves on; the sockets are its own.
         """
-        said = _NOT_YOURS
+        verdict = _NOT_YOURS
         try:
             with trio.move_on_after(_TO_SERVE_S):
-                with contextlib.suppress(BrokenPipeError):  # what it said last is still there
+                with contextlib.suppress(BrokenPipeError):  # its last bytes can still be read
                     await self._channel.send(_SERVING)
                 try:
-                    said = await self._channel.recv(1)
+                    verdict = await self._channel.recv(1)
                 except ConnectionResetError:
-                    said = b""
+                    verdict = b""
         finally:
             self.close()
-        # A daemon that lives says C or N. One that has died has left the sockets, and us alone, behind.
-        if said not in (_CONFIRMED, b""):
+        # A living daemon sends C or N. A dead one has left the sockets to this process alone.
+        if verdict not in (_CONFIRMED, b""):
             raise HandoverFailed(
                 "the running daemon has taken its sockets back and serves on: this one was not ready within"
                 f" {_TO_SERVE_S:g} s; try again, or stop it with `uma-trio stop`"
             )
 
     def close(self) -> None:
-        """End the conversation: the old daemon goes on, unless it was told otherwise. Idempotent."""
+        """Close the connection: unless confirmed, the old daemon continues to serve. Idempotent."""
         self._channel.close()
 
 
@@ -249,7 +249,7 @@ async def offers_handover(path: str) -> bool:
     """Return whether a daemon of this user serves on `path` and would hand its sockets over.
 
     Raises:
-        HandoverFailed: another user's process is there, or it cannot be asked.
+        HandoverFailed: another user's process listens there, or it does not answer.
     """
     channel = await _reached(path)
     if channel is None:
@@ -259,7 +259,7 @@ async def offers_handover(path: str) -> bool:
 
 
 async def take_over(path: str) -> TakenSockets | None:
-    """Take the sockets of the daemon that serves on `path`; None if none does that could give them.
+    """Take the sockets of the daemon that serves on `path`; None if none does that could hand them over.
 
     None, too, if it ends first, or hands over to another one. The caller owns the sockets and the locks.
 
@@ -321,7 +321,7 @@ async def _reached(path: str) -> trio.socket.SocketType | None:
 
 
 async def _requests_handover(sock: socket.socket) -> bool:
-    """Whether who has connected sends the byte that asks for the sockets. Cancelled, `sock` is closed."""
+    """Return whether the peer sends the byte that requests the sockets. Cancelled, `sock` is closed."""
     sock.setblocking(False)
     said = b""
     try:
@@ -337,7 +337,7 @@ async def _requests_handover(sock: socket.socket) -> bool:
 
 
 async def _received(channel: trio.socket.SocketType) -> list[Handed] | None:
-    """Return what comes; None if the other end has closed without a word. Cancelled, it keeps nothing."""
+    """Return the next bytes; None if the other end has closed. Cancelled, it keeps nothing."""
     size = socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize)
     text, rights, _flags, _address = await channel.recvmsg(_MOST_BYTES, size, _CLOEXEC)
     if not text:

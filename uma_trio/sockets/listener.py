@@ -32,22 +32,22 @@ _SOCKET_FLAG = "--socket"
 
 
 class SocketTaken(Exception):
-    """Another process serves on this socket; `pid` is None if it cannot be told.
+    """Another process serves on this socket; `pid` is None if unknown.
 
     `flag` is where the operator chose the path.
     """
 
     def __init__(self, path: str, pid: int | None, flag: str = _SOCKET_FLAG) -> None:
-        who = f"pid {pid}" if pid is not None else "another process"
-        what = f"{path} is already served by {who}; use that, or {_elsewhere(flag)}"
+        holder = f"pid {pid}" if pid is not None else "another process"
+        what = f"{path} is already served by {holder}; use that, or {_elsewhere(flag)}"
         if not os.path.lexists(path):
             what = (
-                f"{path} is taken by {who}, and there is no socket there: it is starting, or its "
+                f"{path} is taken by {holder}, and there is no socket there: it is starting, or its "
                 f"socket file was removed; wait, end it, or {_elsewhere(flag)}"
             )
         elif _refuses(path):
             what = (
-                f"{path} is held by {who}, which takes no more clients: it is stopping; try again "
+                f"{path} is held by {holder}, which takes no more clients: it is stopping; try again "
                 f"when it has ended, or {_elsewhere(flag)}"
             )
         super().__init__(what)
@@ -84,7 +84,7 @@ class Claim:
         Only this user can connect to one that is made: the file is born with mode 0600.
 
         Raises:
-            SocketUnusable: it cannot be made there; nothing is left behind.
+            SocketUnusable: it cannot be created there; no file remains.
         """
         if self._inherited is not None:
             return Listener(self._inherited, self.path, lock_fd=self._lock_fd, ours=self._ours)
@@ -129,10 +129,10 @@ class Listener:
         self._ours = True
 
     def disown(self) -> None:
-        """Leave the name to who has the socket now: it is not removed in the end."""
+        """Leave the name to the process that has the socket now: :meth:`close` does not remove it."""
         self._ours = False
 
-    def still_ours(self) -> bool:
+    def is_linked(self) -> bool:
         """Whether the name still leads to our socket, and not to a stranger's or nowhere."""
         try:
             return _identity(self.path) == self._identity
@@ -140,8 +140,8 @@ class Listener:
             return False
 
     async def until_lost(self) -> None:
-        """Wait until the name does not lead to our socket any more: nobody new can come then."""
-        while self.still_ours():  # noqa: ASYNC110 - file systems wake nobody portably
+        """Wait until the name does not lead to this socket any more, so that no client can connect."""
+        while self.is_linked():  # noqa: ASYNC110 - no portable notification of file systems
             await trio.sleep(_LOOK_S)
 
     async def accept_forever(
@@ -151,15 +151,15 @@ class Listener:
         await accept_forever(self.sock, handle, failed)
 
     def stop(self) -> None:
-        """Accept no more: who connects now, or waits in the backlog, is refused. Idempotent.
+        """Refuse new clients and those in the backlog. Idempotent.
 
-        To be called when nobody is in `accept_forever`.
+        To be called when no task is in `accept_forever`.
         """
         self.sock.close()
 
     def close(self) -> None:
-        """Stop, and remove the name if it is still ours. Idempotent."""
-        if self._ours and self._identity is not None and self.still_ours():
+        """Stop, and remove the name unless another socket has it. Idempotent."""
+        if self._ours and self._identity is not None and self.is_linked():
             os.unlink(self.path)
         self._identity = None
         self.stop()
@@ -172,9 +172,9 @@ class Listener:
 
 
 class Listeners:
-    """One front under several names: the first is the one that is told, and watched.
+    """One front under several names: the first one is announced and watched.
 
-    `missing` says why a further name could not be had.
+    `missing` is the reason why a further name is not available.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Listeners:
             listener.stop()
 
     def close(self) -> None:
-        """Stop, and remove those names that are still ours. Idempotent."""
+        """Stop, and remove the names unless other sockets have them. Idempotent."""
         for listener in self.all:
             listener.close()
 
@@ -287,7 +287,7 @@ def _take_lock(path: str, flag: str) -> int:
         raise SocketUnusable(what) from exc
     try:
         info = os.fstat(fd)
-        # A second link could be any file of ours, and we are about to write into it.
+        # A second link could be any file of this user, and it is written below.
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_nlink != 1:
             raise SocketUnusable(f"{lock_path} is not a plain file of this user; remove it")
         try:
@@ -324,7 +324,7 @@ def _remove_stale(path: str, flag: str) -> None:
 
 
 def _refuse_if_answered(path: str, flag: str) -> None:
-    # We hold the lock, so no daemon of ours is there; but a stranger's server may be.
+    # This process holds the lock, so no uma-trio serves there; another program may.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -339,7 +339,7 @@ def _refuse_if_answered(path: str, flag: str) -> None:
 
 
 def _refuses(path: str) -> bool:
-    """Whether there is a socket that nobody accepts on."""
+    """Return whether there is a socket without a listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(path) == errno.ECONNREFUSED
@@ -357,7 +357,7 @@ def _bind(path: str) -> socket.socket:
             where = Path(path).parent
             raise SocketUnusable(f"cannot make a socket in {where}: {exc.strerror}") from exc
         if sys.platform != "linux":
-            os.chmod(path, 0o600)  # before listen: nobody could connect so far
+            os.chmod(path, 0o600)  # before listen, so that no client can connect earlier
         sock.listen(BACKLOG)
     except BaseException:
         sock.close()

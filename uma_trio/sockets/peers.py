@@ -1,7 +1,6 @@
-"""Who is at the other end of a socket, and whether anyone still is.
+"""The peer of a connected socket: its process, its user, and whether it has closed.
 
-Knows sockets and the two platforms, nothing of frames, requests or tasks, and imports no trio: clients
-without it ask, too.
+Imports no trio: clients without it use this module, too. The branches for Windows were never run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Peer:
     """The process at the other end, as the kernel attests it.
 
     These are the credentials at the time of ``connect()``: a descriptor that was passed on or
-    inherited keeps them. `pid` is None where the platform does not tell.
+    inherited keeps them. `pid` is None where the platform does not report it.
     """
 
     uid: int
@@ -43,7 +42,7 @@ class Peer:
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Return who is at the other end of the connected Unix socket `sock`.
+    """Return the process at the other end of the connected Unix socket `sock`.
 
     Raises:
         OSError: if `sock` is not a connected Unix socket.
@@ -69,10 +68,10 @@ def _peer_of_bsd(sock: socket.socket) -> Peer:
 
 
 def principal_of(sock: socket.socket, operator_uid: int) -> Principal:
-    """Return whom the kernel says a client is, asked once when it connects. Never waits.
+    """Return a client's principal as the kernel attests it when the client connects. Never waits.
 
-    The same user is the same principal on a Unix socket and on a TCP port of this machine. Who has
-    `operator_uid`, the user that runs the daemon, is an operator.
+    A user is the same principal on a Unix socket and on a TCP port of this machine. The user `operator_uid`, which
+    runs the daemon, is an operator.
 
     Raises:
         OSError: `sock` is not connected any more.
@@ -80,7 +79,7 @@ def principal_of(sock: socket.socket, operator_uid: int) -> Principal:
     connection = next(_connections)
     if not is_tcp(sock):
         peer = peer_of(sock)
-        # Outside this user namespace all users have one number, which therefore names nobody.
+        # All users outside this user namespace share one number, which identifies none.
         known = None if peer.uid == sock_diag.unmapped_uid() else peer.uid
         return Principal(
             connection=connection, uid=known, pid=peer.pid, is_operator=known == operator_uid
@@ -93,7 +92,7 @@ def principal_of(sock: socket.socket, operator_uid: int) -> Principal:
 
 
 def attests_users() -> bool:
-    """Whether the kernel tells whose a connection to a port of this machine is: tried with one of our own."""
+    """Return whether the kernel reports the user of a connection to a local port; tries it with one."""
     with socket.socket() as listening, socket.socket() as client:
         try:
             listening.bind(("127.0.0.1", 0))
@@ -107,12 +106,12 @@ def attests_users() -> bool:
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Tell a peer that closed its socket from one that only ended its sending side.
+    """Return whether the peer has closed its socket, and not only ended its sending side.
 
     Both read as EOF. ``poll`` reports POLLHUP for the first only (the second is POLLRDHUP).
     """
     poller = select.poll()
-    poller.register(sock, 0)  # POLLHUP and POLLERR are reported unasked
+    poller.register(sock, 0)  # POLLHUP and POLLERR are always reported
     return any(mask & (select.POLLHUP | select.POLLERR) for _, mask in poller.poll(0))
 
 
@@ -126,14 +125,12 @@ def will_send_no_more(sock: socket.socket) -> bool:
 
 HAS_UNIX_SOCKETS: Final = hasattr(socket, "AF_UNIX")
 NO_UID: Final = -1
-"""The user where users have no number: equal to no uid that a kernel attests."""
+"""The uid of this process where users have no number: equals no attested uid."""
 
 
 def own_uid() -> int:
-    """Return the user of this process."""
     return os.geteuid() if hasattr(os, "geteuid") else NO_UID
 
 
 def is_tcp(sock: socket.socket) -> bool:
-    """Whether a stream socket is one of TCP, and not a Unix socket."""
     return sock.family in (socket.AF_INET, socket.AF_INET6)

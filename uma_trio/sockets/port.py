@@ -29,7 +29,7 @@ class PortUnusable(Exception):
 
 
 class TcpListener:
-    """A listening TCP port, which has no lock. `path` is the address as it is told to clients."""
+    """A listening TCP port, which has no lock. `path` is the address that clients use."""
 
     lock_fd = -1
 
@@ -49,14 +49,14 @@ class TcpListener:
         await accept_forever(self.sock, handle, failed)
 
     async def until_lost(self) -> None:
-        """Wait for ever: nobody can take a port from who listens on it."""
+        """Wait forever: no process can take a port from its listener."""
         await trio.sleep_forever()
 
     def own(self) -> None:
         """Keep the port that another daemon has handed over; there is no name to remove."""
 
     def disown(self) -> None:
-        """Leave the port to who has the socket now; there is no name to remove."""
+        """Do nothing: there is no name to remove."""
 
     def stop(self) -> None:
         """Accept no more. Idempotent."""
@@ -74,12 +74,12 @@ class TcpListener:
 
 
 class PortClaim:
-    """A port that is ours; as :class:`uma_trio.sockets.listener.Claim` is of a name."""
+    """The claim to a port, as :class:`uma_trio.sockets.listener.Claim` is to a name."""
 
     def __init__(self, address: Address, flag: str, handed: socket.socket | None = None) -> None:
         """Take the port, which was chosen by `flag`. Raises :class:`PortUnusable`.
 
-        Who connects before :meth:`listen` waits in the backlog: a port is only ours when we listen. A
+        Clients that connect before :meth:`listen` wait in the backlog: only listening claims a port. A
         socket that was `handed` over listens there already.
         """
         self.path = address.framed

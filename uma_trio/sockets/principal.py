@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 class Principal:
     """A user of the daemon, as the kernel attests it or as an API key proves it.
 
-    Nothing that a client says about itself is part of it.
+    Nothing that a client claims about itself is part of it.
 
     - `connection` is unique for the life of the process, `host` the address of the other end (""
       for a Unix socket).
@@ -48,13 +48,13 @@ class Principal:
 
     @property
     def process(self) -> str:
-        """The narrowest name of who asks: the process, or the connection if that is unknown."""
+        """The narrowest name of the client: its process, or its connection if that is unknown."""
         return f"connection {self.connection}" if self.pid is None else f"process {self.pid}"
 
     def with_token(self) -> Principal:
         """Return the principal of a client that has shown the token: the attested user's, else the token's.
 
-        The token makes no operator: whom it is given, such as a container, is a client.
+        The token makes no operator: its holders, such as a container, are clients.
         """
         return evolve(self, has_token=True)
 
@@ -66,7 +66,7 @@ class Principal:
         return evolve(self, key=key, is_operator=is_operator)
 
     def may_change(self, other: Principal) -> bool:
-        """Whether requests of `other` may be seen, moved and ended: its own, or everybody's."""
+        """Whether requests of `other` may be seen, moved and ended: its own, or for operators all."""
         return self.is_operator or self.shares_as == other.shares_as
 
     def owns(self, namespace: str) -> bool:

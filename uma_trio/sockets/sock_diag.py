@@ -1,8 +1,8 @@
-"""The user at the other end of a TCP connection within this machine, asked of the Linux kernel.
+"""The user at the other end of a TCP connection within this machine, from the Linux kernel.
 
-NETLINK_SOCK_DIAG (sock_diag(7)) looks up one socket by its addresses and ports, and tells the owner
-of its inode. It takes about 20 µs, whoever owns the socket and however many there are. The socket
-that is asked for is the client's: its source is our peer, its destination ourselves.
+NETLINK_SOCK_DIAG (sock_diag(7)) looks up one socket by its addresses and ports, and reports the owner
+of its inode, in about 20 µs for any owner and any number of sockets. It is the client's socket that is looked up: its
+source is the peer, its destination this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REPLY_BYTES: Final = 4096
 _CONNECTED: Final = frozenset({1, 4, 5})
 _LISTENS: Final = 10
 _IPV4_IN_IPV6: Final = b"\0" * 10 + b"\xff\xff"
-_EVERY_UID: Final = 0xFFFFFFFF  # the length of a user namespace's map that leaves nobody out
+_EVERY_UID: Final = 0xFFFFFFFF  # the length of a user namespace's map of all uids
 _OVERFLOW_UID: Final = 65_534
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -61,7 +61,7 @@ class Ends:
 
 
 def ends_of(sock: socket.socket) -> Ends:
-    """Return the ends of a connected TCP socket of ours. Raises OSError if it is not connected."""
+    """Return the ends of a connected TCP socket of this process. Raises OSError if it is not connected."""
     theirs, ours = sock.getpeername(), sock.getsockname()
     return Ends(_address(theirs[0]), theirs[1], _address(ours[0]), ours[1])
 
@@ -91,9 +91,9 @@ def ask_kernel(question: bytes) -> bytes:
 
 
 def uid_of(ends: Ends, ask: Callable[[bytes], bytes] = ask_kernel) -> int | None:
-    """Return the user who owns the client's end of a connection; None if the kernel does not tell.
+    """Return the user who owns the client's end of a connection; None if the kernel does not report it.
 
-    Never waits. It does not tell for another machine's end, for a user outside this process's user
+    Never waits. It is not reported for another machine's end, for a user outside this process's user
     namespace, and on systems other than Linux.
 
     Raises:
@@ -109,7 +109,7 @@ def uid_of(ends: Ends, ask: Callable[[bytes], bytes] = ask_kernel) -> int | None
     if found is None:
         return None
     uid, inode = found
-    if not inode:  # no process holds it any more, and the kernel gives its owner as 0
+    if not inode:  # no process holds it any more, and the kernel reports uid 0
         raise ClientLeft
     return None if uid == unmapped_uid() else uid
 
@@ -117,13 +117,13 @@ def uid_of(ends: Ends, ask: Callable[[bytes], bytes] = ask_kernel) -> int | None
 def listener_uid(
     address: IpAddress, port: int, ask: Callable[[bytes], bytes] = ask_kernel
 ) -> int | None:
-    """Return the user who listens on a port of this machine; None if the kernel does not tell.
+    """Return the user that listens on a port of this machine; None if the kernel does not report it.
 
     Never waits. A socket that listens on all addresses counts, too.
     """
-    nobody = ipaddress.ip_address("0.0.0.0" if address.version == 4 else "::")  # noqa: S104
+    any_address = ipaddress.ip_address("0.0.0.0" if address.version == 4 else "::")  # noqa: S104
     try:
-        reply = ask(question(Ends(address, port, nobody, 0)))
+        reply = ask(question(Ends(address, port, any_address, 0)))
     except OSError:
         return None
     if len(reply) < _HEAD.size + _ANSWER.size:
@@ -179,9 +179,9 @@ def _packed(address: bytes, family: int) -> bytes:
 
 @cache
 def unmapped_uid() -> int | None:
-    """Return the uid that stands for all users outside this user namespace; None if there are none.
+    """Return the uid that represents all users outside this user namespace; None if there are none.
 
-    See user_namespaces(7). Two such users look alike, so that uid names nobody.
+    See user_namespaces(7). Such users cannot be distinguished, so that uid identifies none.
     """
     try:
         lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()

@@ -1,4 +1,4 @@
-"""What the daemon tells the program that supervises it, over sd_notify(3)'s datagrams."""
+"""Notifications to the program that supervises the daemon, as datagrams of sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ _LOADING_US: Final = 120_000_000
 
 
 class Supervisor:
-    """Tells a supervisor, such as systemd, what the daemon does. Without one it does nothing.
-
-    Nothing here blocks or raises: a supervisor that does not listen is no reason to stop serving.
-    """
+    """Notifies a supervisor, such as systemd, of the daemon's state; does nothing without one. Never blocks or raises."""
 
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
@@ -22,30 +19,30 @@ class Supervisor:
 
     @classmethod
     def of(cls, env: MutableMapping[str, str], pid: int) -> Supervisor:
-        """Return the one that `env` names, and take its variables out, so that no child uses them."""
+        """Return the supervisor in `env`, and remove its variables, so that no child process uses them."""
         address = env.pop("NOTIFY_SOCKET", "")
         return cls(address, _watchdog_s(env, pid))
 
     def loading(self, share: float) -> None:
-        """Say how much of the model is loaded, and ask for more time."""
+        """Report how much of the model is loaded, and extend the start timeout."""
         self._notify(STATUS=f"loading the model, {share:.0%}", EXTEND_TIMEOUT_USEC=str(_LOADING_US))
 
     def measuring(self, share: float) -> None:
-        """Say how far the machine is measured, and ask for more time."""
+        """Report the progress of the measurement, and extend the start timeout."""
         self._notify(
             STATUS=f"measuring the machine, {share:.0%}", EXTEND_TIMEOUT_USEC=str(_LOADING_US)
         )
 
     def ready(self, what: str) -> None:
-        """Say that clients can connect, and what they get."""
+        """Report that clients can connect, and what is served."""
         self._notify(READY="1", STATUS=what)
 
     def alive(self) -> None:
-        """Say that the engine computes, or that there is nothing to compute."""
+        """Report that the engine computes, or has nothing to compute."""
         self._notify(WATCHDOG="1")
 
     def stopping(self, drain_s: float) -> None:
-        """Say that the daemon drains, and how long that may take."""
+        """Report that the daemon drains, and how long that may take."""
         self._notify(
             STOPPING="1",
             STATUS="finishing the running requests",
@@ -65,7 +62,7 @@ class Supervisor:
 
 
 def _watchdog_s(env: MutableMapping[str, str] | Mapping[str, str], pid: int) -> float:
-    """Return how often the supervisor wants a sign of life (sd_watchdog_enabled(3)); 0 is never."""
+    """Return the watchdog interval in seconds (sd_watchdog_enabled(3)); 0 if there is none."""
     wanted, of = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", str(pid))
     if not wanted.isdecimal() or of != str(pid):
         return 0.0

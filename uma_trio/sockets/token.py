@@ -1,7 +1,7 @@
 """The secret of a TCP port of the framed protocol: made by the daemon, read by its clients.
 
-Any process of the machine can connect to a port, so that whoever connects has to show what only this
-user, and whom the user gives it, can read.
+Any process of the machine can connect to a port, so that clients there must present a secret that only this
+user, and those that the user shares it with, can read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TokenUnusable(Exception):
 
 
 class Secret(NamedTuple):
-    """A token, and the user whose file it is; None where files do not tell."""
+    """A token, and the owner of its file; None where files have no owner."""
 
     text: str
     owner: int | None
@@ -37,10 +37,10 @@ class Secret(NamedTuple):
 
 
 def token_file(env: Mapping[str, str] | None = None) -> Path:
-    """Return where the token is: in ``UMA_TOKEN_FILE``, or beside the user's settings."""
+    """Return where the token is: in ``UMA_TOKEN_FILE``, or in the folder of the user's settings."""
     env = os.environ if env is None else env
-    if told := env.get(TOKEN_FILE_ENV):
-        return Path(told).expanduser()
+    if path := env.get(TOKEN_FILE_ENV):
+        return Path(path).expanduser()
     if sys.platform == "win32":
         return Path(env.get("LOCALAPPDATA") or Path.home(), "uma-trio", "token")
     folder = env.get("XDG_CONFIG_HOME", "")

@@ -30,7 +30,7 @@ _GONE_POLL_S = 0.1
 
 
 class Transport:
-    """Owns the non-blocking socket `sock`; who makes a transport closes it."""
+    """Owns the non-blocking socket `sock`; the creator closes the transport."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -41,7 +41,7 @@ class Transport:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, n_bytes)
 
     def send_at_once(self) -> None:
-        """Let TCP send each token when it is there; a peer that is gone already is fine."""
+        """Have TCP send each token immediately; ignores a closed peer."""
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -49,7 +49,7 @@ class Transport:
         """Give the kernel as much of `data` as it takes now; return how much, maybe 0.
 
         Raises:
-            trio.BrokenResourceError: the peer is gone.
+            trio.BrokenResourceError: the peer has closed.
             trio.ClosedResourceError: `close` was called.
         """
         try:
@@ -70,7 +70,7 @@ class Transport:
         return int.from_bytes(raw, sys.byteorder)
 
     async def wait_sendable(self) -> None:
-        """Wait until the kernel takes more, or the peer is gone."""
+        """Wait until the kernel takes more, or the peer has closed."""
         await trio.lowlevel.wait_writable(self._sock)
 
     async def receive_some(self, max_bytes: int = _RECEIVE_BYTES) -> bytes:
@@ -79,7 +79,7 @@ class Transport:
         Cancelled, it has taken nothing from the socket.
 
         Raises:
-            trio.BrokenResourceError: the peer is gone.
+            trio.BrokenResourceError: the peer has closed.
             trio.ClosedResourceError: `close` was called, also while waiting.
         """
         while True:
@@ -102,7 +102,7 @@ class Transport:
         await wait_until_closed(self._sock)
 
     def end_sending(self) -> None:
-        """Tell the peer that nothing more comes; a peer that is gone already is fine."""
+        """End the sending side; ignores a closed peer."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
@@ -117,10 +117,10 @@ class Transport:
             self._sock.shutdown(socket.SHUT_RD)
 
     async def linger(self, max_bytes: int, quiet_s: float = inf) -> None:
-        """End sending, and read and drop what the peer still says until it closes too.
+        """End sending, and read and drop the peer's bytes until it closes, too.
 
-        Closing a socket with unread bytes in it makes the peer lose what we said last. Ends
-        after `max_bytes`, or when nothing comes for `quiet_s`; the caller sets the time of all.
+        Closing a socket with unread bytes makes the peer lose the last bytes sent to it. Ends
+        after `max_bytes`, or `quiet_s` without bytes; the caller sets the total time.
         """
         self.end_sending()
         try:
@@ -135,15 +135,15 @@ class Transport:
             return
 
     def drop_received(self, max_bytes: int) -> None:
-        """Drop what the peer has said so far: closing with unread bytes resets the connection."""
+        """Drop the unread bytes: closing with them would reset the connection."""
         try:
             while max_bytes > 0 and (data := self._sock.recv(_RECEIVE_BYTES)):
                 max_bytes -= len(data)
         except OSError:
-            return  # nothing more is there, or nobody
+            return  # nothing more to read, or the peer has closed
 
     def close(self) -> None:
-        """Close the socket and wake who waits for it. Idempotent."""
+        """Close the socket and wake the tasks that wait for it. Idempotent."""
         if self._sock.fileno() == -1:
             return
         trio.lowlevel.notify_closing(self._sock)
@@ -152,14 +152,14 @@ class Transport:
     def _translated(self, exc: OSError) -> Exception:
         if self._sock.fileno() == -1:
             return trio.ClosedResourceError("this side closed the socket")
-        return trio.BrokenResourceError(f"the peer is gone: {exc.strerror}")
+        return trio.BrokenResourceError(f"the peer has closed: {exc.strerror}")
 
 
 async def wait_until_closed(sock: socket.socket) -> None:
-    """Wait, after EOF, until the peer that still listens closes its socket altogether.
+    """Wait, after EOF, until the peer closes its socket altogether.
 
-    After EOF a socket is readable and writable for good, so trio's own waits cannot tell. On
-    Linux a second epoll that asks for nothing sees only the hang-up, and is itself a
+    After EOF a socket stays readable and writable, so trio's own waits cannot be used. On
+    Linux a second epoll without events sees only the hang-up, and is itself a
     descriptor that trio can wait for; elsewhere we look ten times a second.
     """
     if sys.platform == "linux":
@@ -171,14 +171,14 @@ async def wait_until_closed(sock: socket.socket) -> None:
             await trio.sleep(_GONE_POLL_S)
 
 
-# Clients that are listened to for a moment behind the word, so that it is not lost by a reset. With
+# Refused clients that are read from for a moment after the error, so that no reset loses it. With
 # more at once a socket is closed as soon as what had come is read.
 MOST_AT_ONCE = 64
 _UNREAD_BYTES = 1 << 18
 
 
 class Rejector:
-    """Tells clients a last word, and closes their sockets."""
+    """Sends clients that are refused an error, and closes their sockets."""
 
     def __init__(self) -> None:
         self._n_lingering = 0
@@ -186,7 +186,7 @@ class Rejector:
     def send(
         self, transport: Transport, word: bytes, nursery: trio.Nursery, linger_s: float
     ) -> None:
-        """Tell a client `word`, which fits into the buffer of a new socket. Never blocks."""
+        """Send `word`, which must fit into the buffer of a new socket, and close. Never blocks."""
         try:
             transport.send_nowait(word)
         except trio.BrokenResourceError:

@@ -1,4 +1,4 @@
-"""The writer half of a connection: everything that goes out goes through here, in order.
+"""The writer half of a connection: sends everything, in order.
 
 Bytes go to the kernel at once, from whatever task has them; as all tasks share one thread there
 is no lock. What the kernel does not take is kept in line and sent by :meth:`Writer.run`. The
@@ -17,7 +17,7 @@ from uma_trio.sockets.transport import Transport
 
 
 class Writer:
-    """Sends in order. `lost` is called when the peer is gone, `stalled` when it reads nothing.
+    """Sends in order. `lost` is called when the peer has closed, `stalled` when it reads nothing.
 
     After either the connection is expected to end; what is written then is dropped.
     """
@@ -41,7 +41,7 @@ class Writer:
         self.broken = False
 
     def write(self, data: bytes) -> bool:
-        """Send `data` behind all that was written before. True if the kernel has it all now."""
+        """Send `data` after all earlier writes. True if the kernel has all of it now."""
         if self.broken:
             return False
         if self._line:
@@ -61,7 +61,7 @@ class Writer:
     async def flushed(self) -> None:
         """Wait until the kernel has all that was written.
 
-        Returns at once, without a checkpoint, if it has. Waits for ever if the peer is gone:
+        Returns at once, without a checkpoint, if it has. Waits forever if the peer has closed:
         `lost` has to cancel it.
         """
         while self._line:
@@ -70,7 +70,7 @@ class Writer:
             await self._flushed.wait()
 
     async def run(self) -> None:
-        """Send what is in line whenever the kernel has room. Ends when the peer is gone."""
+        """Send queued bytes whenever the kernel has room. Ends when the peer has closed."""
         while not self.broken:
             await self._work.wait()
             self._work = trio.Event()
@@ -81,21 +81,21 @@ class Writer:
                 self._send_some()
 
     async def finish(self) -> None:
-        """Send what is left in line, without `run`. The caller sets the time for it."""
+        """Send the queued bytes without `run`. The caller sets a timeout."""
         while self._line and not self.broken:
             await self._transport.wait_sendable()
             self._send_some()
 
     def close(self) -> None:
-        """Forget what was not sent, and whom to tell. Idempotent.
+        """Drop unsent bytes and the callbacks. Idempotent.
 
-        A connection and its writer know each other, so that the garbage collector would keep both, with an
-        answer of megabytes, until it looks at all objects.
+        A connection and its writer refer to each other: as a cycle, both would keep megabytes of an answer until a
+        full garbage collection.
         """
         self.broken = True
         self._line.clear()
         self.waiting_bytes = 0
-        self._lost = self._stalled = _nobody
+        self._lost = self._stalled = _ignore
 
     async def _wait_sendable(self) -> bool:
         """Wait for room; False when the peer has read nothing for the stall timeout."""
@@ -136,5 +136,5 @@ class Writer:
         self._lost()
 
 
-def _nobody() -> None:
-    """Tell nobody."""
+def _ignore() -> None:
+    """Replace a callback of a closed writer."""

@@ -33,8 +33,8 @@ class Message:
     @property
     def texts(self) -> tuple[str, ...]:
         """Every text that a client wrote."""
-        said = [text for call in self.calls for text in (call.name, call.arguments)]
-        return (self.content, self.reasoning, *said)
+        texts = [text for call in self.calls for text in (call.name, call.arguments)]
+        return (self.content, self.reasoning, *texts)
 
 
 @frozen

@@ -38,7 +38,7 @@ _FRAME_TOKENS: Final = 256
 
 
 Started = tuple[Worker, bool]
-"""A process that was told what to follow, and whether it has followed another answer."""
+"""A process with its constraint, and whether it has followed an earlier answer."""
 
 
 @define(eq=False)
@@ -53,7 +53,7 @@ class ApartFollower:
     """Follows one answer as :class:`.constrain.Follower` does.
 
     `start` returns a worker that has its instructions; called for the first mask, it never waits. `finish`
-    gets the worker when this object is collected. `explain` says how the worker was ended.
+    gets the worker when this object is collected. `explain` returns the reason why the worker ended.
     """
 
     #: What is allowed is found elsewhere: ask for all of it, rather than for one token.
@@ -145,23 +145,23 @@ def _settle(
     if answer.cancelled():
         found.set_result(NONE)
         return
-    gone = answer.exception(0)
-    said = b"" if gone is not None else answer.result(0)
-    fate.can_go_on = said.startswith(shape_worker.ALLOWED)
-    if gone is not None:
-        fate.problem = explain(str(gone))
-    elif said.startswith(shape_worker.FAILED):
-        fate.problem = said[1:].decode() or None
-    found.set_result(_ids(said, n_vocab))
+    error = answer.exception(0)
+    reply = b"" if error is not None else answer.result(0)
+    fate.can_go_on = reply.startswith(shape_worker.ALLOWED)
+    if error is not None:
+        fate.problem = explain(str(error))
+    elif reply.startswith(shape_worker.FAILED):
+        fate.problem = reply[1:].decode() or None
+    found.set_result(_ids(reply, n_vocab))
 
 
-def _ids(said: bytes, n_vocab: int) -> Ids:
+def _ids(reply: bytes, n_vocab: int) -> Ids:
     if (
-        not said.startswith((shape_worker.ALLOWED, shape_worker.WORN))
-        or (len(said) - 1) * _WORD_BITS < n_vocab
+        not reply.startswith((shape_worker.ALLOWED, shape_worker.WORN))
+        or (len(reply) - 1) * _WORD_BITS < n_vocab
     ):
         return NONE
-    bits = np.frombuffer(said, np.uint8, offset=1)
+    bits = np.frombuffer(reply, np.uint8, offset=1)
     return np.flatnonzero(np.unpackbits(bits, count=n_vocab, bitorder="little"))
 
 
@@ -175,7 +175,7 @@ _GRACE: Final = 0.25  # of the CPU time to compile, for an answer that is follow
 _KEPT: Final = 4
 _SLACK_S: Final = 0.5  # for the answer to arrive
 _LIMITS: Final = frozenset({workers.OUT_OF_CPU, workers.OUT_OF_MEMORY, workers.OUT_OF_TIME})
-# Wall time passes for other programs, too, and a signal of somebody else says nothing about a shape.
+# Wall time also passes for other programs, and a foreign signal is not evidence about a constraint.
 _OF_THE_SHAPE: Final = frozenset({workers.OUT_OF_CPU, workers.OUT_OF_MEMORY})
 
 
@@ -222,7 +222,7 @@ class Confinement:
         self._workers = Workers(PROGRAM, self._known)
         self._on_first = on_first
         self._lock = threading.Lock()
-        self._keeping = threading.Lock()  # nobody waits for it: the collector may run anywhere
+        self._keeping = threading.Lock()  # never waited for: the collector may run anywhere
         self._finished = deque[tuple[bytes, Worker]]()
         self._kept = deque[tuple[bytes, Worker]]()
         #: Counts of what became of shapes.
@@ -251,9 +251,9 @@ class Confinement:
             answer = worker.ask(asked).result(patience + _SLACK_S)
         except NotInTime:
             raise NotChecked("takes too long to be compiled; simplify it, or try again") from None
-        except WorkerGone as gone:
+        except WorkerGone as error:
             self.note("ended")
-            why = str(gone)
+            why = str(error)
             if why in _OF_THE_SHAPE:
                 raise Unconstrainable(self._over(why, "compile")) from None
             raise NotChecked(self._over(why, "compile")) from None

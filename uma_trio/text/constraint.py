@@ -76,7 +76,7 @@ class UnderWay:
         def pass_on(done: Future[Ids]) -> None:
             try:
                 changed.set_result(change(done.result(0)))
-            except Exception as error:  # whoever asked for it has to be told, whatever it is
+            except Exception as error:  # the waiter must receive any error
                 changed.set_exception(error)
 
         self.future.add_done_callback(pass_on)

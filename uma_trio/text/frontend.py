@@ -77,12 +77,12 @@ class Tokenised(NamedTuple):
 def _is_thought(messages: Sequence[Message]) -> bool:
     """Whether the last message is an answer that ends inside its reasoning."""
     last = messages[-1] if messages else Message("")
-    said = not is_blank(last.content) or last.calls
-    return last.role == "assistant" and bool(last.reasoning) and not said
+    has_answer = not is_blank(last.content) or last.calls
+    return last.role == "assistant" and bool(last.reasoning) and not has_answer
 
 
 class FrontEnd:
-    """Turns prompts into tokens for one model; :meth:`chat_problem` says why messages have none.
+    """Turns prompts into tokens for one model; :meth:`chat_problem` is the reason why messages have none.
 
     `confine` makes the confinement of shapes on first use; without it they are compiled here.
     """
@@ -96,10 +96,10 @@ class FrontEnd:
         *,
         reasons: bool | None = None,
     ) -> None:
-        """Prepare for a model. `reasons` applies where a request says nothing of reasoning."""
+        """Prepare for a model. `reasons` applies where a request does not set reasoning."""
         self._vocabulary = vocabulary
         self._pieces = vocabulary.pieces()
-        #: The bytes of the longest token: no token stands for more of a text.
+        #: The bytes of the longest token.
         self.longest_piece = max(map(len, self._pieces), default=1)
         self._tokeniser = Tokeniser(vocabulary, self._pieces)
         self._bos = self._find_bos()
@@ -133,7 +133,7 @@ class FrontEnd:
         return Tokenised(prompt)
 
     def prepare_prompt(self, text: str, owner: TextOwner | None = None) -> IntArray:
-        """Return the tokens of a text (int32), behind the model's first one; special tokens in it are text."""
+        """Return the tokens of a text (int32), after the model's BOS token; special tokens in it are text."""
         return self._finished(self._tokeniser.tokens(text, owner))
 
     def prepare_mixed(self, parts: Sequence[str | int]) -> IntArray:

@@ -18,7 +18,7 @@ _WALL: Final = 10.0  # times as long, for other programs want the processors, to
 
 
 class Unrenderable(Exception):
-    """The template cannot be used, or not for these messages; the message says why."""
+    """The template cannot be used, or not for these messages; the message is the reason."""
 
 
 class NoTemplate(Unrenderable):

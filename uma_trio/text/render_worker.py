@@ -220,7 +220,7 @@ class _Renderer:
         except Unrenderable:
             if asked.tools or self._without_tools is not None:
                 raise
-        self._without_tools = []  # maybe it goes through the tools without a look whether there are any
+        self._without_tools = []  # maybe it iterates over the tools without checking that there are any
         try:
             return self._written(messages, asked, kinds)
         except Unrenderable:

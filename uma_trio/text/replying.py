@@ -24,7 +24,7 @@ from uma_trio.text.slices import digest, json_text
 from uma_trio.text.thinking import CLOSE, Bounded, Framing, Markers, Thinking
 
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
-# Of a tool without parameters: OpenAI's API says that it takes none.
+# Of a tool without parameters: in OpenAI's API it takes none.
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": {},
@@ -133,7 +133,7 @@ class Replies:
 
         if shape is None:
             return None
-        compiler.follow(shape)  # which says what is wrong with the shape
+        compiler.follow(shape)  # which raises what is wrong with the shape
         return answer_of(shape, JSON)
 
     def loosened(self, compiler: Compiler, tools: Sequence[Tool], choice: ToolChoice) -> Loosened:

@@ -30,7 +30,7 @@ _NUMBER: Final = re.compile(r"\d+")
 class Kind(StrEnum):
     """A change of a conversation, in the order in which changes are tried and applied."""
 
-    #: System messages behind the first turn become user messages.
+    #: System messages after the first turn become user messages.
     SYSTEM_TO_USER = "system-to-user"
     #: Results that no message with calls precedes become user messages.
     RESULT_TO_USER = "result-to-user"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
     JOIN = "joined"
     #: A user message without text precedes an assistant message that would be the first turn.
     EMPTY_USER = "empty-user"
-    #: An assistant message without text separates calls and results from the user message behind them.
+    #: An assistant message without text separates calls and results from the following user message.
     EMPTY_ASSISTANT = "empty-assistant"
     #: The system message becomes the beginning of the first user message.
     SYSTEM_INTO_USER = "system-into-user"
@@ -48,9 +48,9 @@ class Kind(StrEnum):
     SPLIT_CALLS = "split-calls"
     #: Arguments that are no JSON object become the value of one.
     WRAP_ARGUMENTS = "wrapped-arguments"
-    #: Text beside calls becomes a message in front of them.
+    #: Text of a message with calls becomes a message before it.
     SPLIT_TEXT = "split-text"
-    #: Text beside calls is left out.
+    #: Text of a message with calls is left out.
     DROP_TEXT = "dropped-text"
     #: Tools have the members that many templates read without a look.
     COMPLETE_TOOLS = "completed-tools"

@@ -1,4 +1,4 @@
-"""What an answer can be asked to look like; :mod:`uma_trio.text.constrain` enforces it."""
+"""Constraints that a request can set on an answer; :mod:`uma_trio.text.constrain` enforces them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Unconstrainable(Exception):
 
 
 class NotChecked(Unconstrainable):
-    """It is not known whether the shape can be enforced; a retry may help."""
+    """Whether the constraint can be enforced was not determined; a retry may help."""
 
 
 class Unknown(Exception):
@@ -53,7 +53,7 @@ class Shape:
 
 
 class Patience:
-    """When the request that waits for a shape gives up (:func:`time.monotonic`); 0 once it was cancelled."""
+    """The deadline of the request that waits for a constraint (:func:`time.monotonic`); 0 once it was cancelled."""
 
     def __init__(self, until: float = math.inf) -> None:
         self.until = until
@@ -73,6 +73,6 @@ def patient(patience: Patience) -> Iterator[None]:
 
 
 def waits_until() -> float:
-    """Return when the current request gives up; infinity without one."""
+    """Return the deadline of the current request; infinity without one."""
     current = _CURRENT.get()
     return math.inf if current is None else current.until

@@ -1,8 +1,8 @@
 """What runs in the processes that check shapes and follow slow ones. See :mod:`.confinement`.
 
 :class:`Check` is answered with a :class:`Verdict`. After :class:`Follow` each frame is a run of steps,
-answered with :data:`ALLOWED` and the mask behind them, or with :data:`FAILED` and why the answer cannot
-go on. A worker that says :data:`ALLOWED`, not :data:`WORN`, may follow another answer from :data:`RESET`.
+answered with :data:`ALLOWED` and the mask after them, or with :data:`FAILED` and why the answer cannot
+continue. A worker that sends :data:`ALLOWED`, not :data:`WORN`, may follow another answer from :data:`RESET`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def utf8(text: str) -> bytes:
 
 
 def digest(kind: str, text: str) -> bytes:
-    """Return a digest that tells texts and kinds of them apart."""
+    """Return a digest of a text and its kind."""
     found = hashlib.sha256(f"{kind} ".encode())
     for part in slices(text):
         found.update(part.encode("utf-8", "surrogatepass"))
@@ -49,7 +49,7 @@ def is_blank(text: str) -> bool:
 
 
 def stripped(text: str, left: str | None = None, right: str | None = None) -> str:
-    """Return ``text.lstrip(left).rstrip(right)``: None stands for white space."""
+    """Return ``text.lstrip(left).rstrip(right)``: None is white space."""
     start, end = 0, len(text)
     while start < end:
         part = text[start : min(end, start + SLICE)]

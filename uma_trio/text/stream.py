@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Ends a text that comes in parts before the first of several strings.
+    """Ends a text that arrives in parts before the first of several stop strings.
 
     The first one is the one that is complete first, and the longest of those that end together, so that
     no part of a stop string is sent. What may become one is held back. Takes amortised constant time per
@@ -21,7 +21,7 @@ class StopStrings:
         self._stops = tuple(sorted({stop for stop in stops if stop}))
         self._firsts = frozenset(stop[0] for stop in self._stops)
         self._held_back = ""  # the longest end of the text so far that begins a stop string
-        #: The stop string that was found; from then on nothing more comes out.
+        #: The stop string that was found; after it no text is returned.
         self.stopped: str | None = None
 
     def push(self, text: str) -> str:
@@ -45,7 +45,7 @@ class StopStrings:
         return held
 
     def _search(self, text: str) -> tuple[int, str, str | None]:
-        """Return the end of the first match in `text`, what is held back behind `text`, and the match."""
+        """Return the end of the first match in `text`, the text to hold back, and the match."""
         begun = self._held_back
         for end, char in enumerate(text, 1):
             if not begun and char not in self._firsts:

@@ -43,19 +43,19 @@ from uma_trio.text.replies.format import Thought
 from uma_trio.text.slices import is_blank
 
 PROGRAM: Final = "uma_trio.text.render_worker:prepare"
-# To decode a request; what rendering may take is said by the worker, which knows its size.
+# To decode a request; the worker sets the time for rendering, in proportion to its size.
 _LIMITS: Final = WorkerLimits(cpu_s=10.0, wall_s=60.0, memory_bytes=256 << 20, niceness=0)
 _KEPT: Final = 2
 _ANSWER: Final = msgspec.msgpack.Decoder(Rendered | Refused | Unknown)
 _TAKES_TOO_MUCH: Final = {
-    workers.OUT_OF_CPU: "it takes more time than it is given for so many messages",
+    workers.OUT_OF_CPU: "it takes more time than is allowed for so many messages",
     workers.OUT_OF_MEMORY: f"it takes more than {_LIMITS.memory_bytes >> 20} MiB of memory",
 }
 _LATE: Final = "it was not rendered in time; try again"
 
 
 class NotRendered(Unrenderable):
-    """It is not known what the template would write; a retry may help."""
+    """The template was not rendered for an unrelated reason; a retry may help."""
 
 
 class _Lost(NotRendered):
@@ -134,8 +134,8 @@ class Renderer:
             answer = process.worker.ask(payload).result(most_s)
         except NotInTime:
             raise NotRendered(_LATE) from None
-        except WorkerGone as gone:
-            why = str(gone)
+        except WorkerGone as error:
+            why = str(error)
             if why in _TAKES_TOO_MUCH:
                 raise Unrenderable(_TAKES_TOO_MUCH[why]) from None
             if why == workers.OUT_OF_TIME:
@@ -189,10 +189,10 @@ class Manner:
 
     @property
     def reasons(self) -> bool | None:
-        """Whether the model should reason; None if nothing says."""
+        """Whether the model should reason; None if unset."""
         for name, (on, off) in SWITCHES.items():
-            if name in self.arguments and (said := self.arguments[name]) in (on, off):
-                return bool(said == on)
+            if name in self.arguments and (value := self.arguments[name]) in (on, off):
+                return bool(value == on)
         if self.thinks is not None:
             return self.thinks
         return None if self.effort is None else self.effort != "none"

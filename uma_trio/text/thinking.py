@@ -83,7 +83,7 @@ class Thinking:
 
     @property
     def _deciding(self) -> Constraint | None:
-        """What decides what comes next; None where the reasoning alone does."""
+        """The constraint that determines the next tokens; None where the reasoning alone does."""
         at = self._at
         is_free = at.forced or at.phase == "thinking" or (at.seen and at.phase == "before")
         return None if is_free else self._inner
@@ -247,7 +247,7 @@ class Bounded:
 
     @property
     def _is_spent_in_header(self) -> bool:
-        """Whether the name of a channel comes next, and may not be that of the reasoning."""
+        """Whether the name of a channel is next, and may not be that of the reasoning."""
         return self._at.n >= self._budget and _NAMED.search(self._at.tail) is not None
 
     def _behind(self, token: int) -> _Place:

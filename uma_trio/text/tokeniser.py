@@ -1,7 +1,7 @@
 """Text to tokens for one model: part by part, with a cache.
 
 A long text is cut where its tokens are those of its parts. As cached prefixes are, tokens are kept by
-principal and namespace: nobody can time another one's texts.
+principal and namespace: no client can learn another's texts by timing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uma_trio.backend.base import IntArray, Vocabulary
 from uma_trio.text.slices import SLICE, digest
 
 BUDGET: Final = 16 << 20
-"""Bytes: four million tokens, less what is kept beside them."""
+"""Bytes: four million tokens, less the bookkeeping."""
 MOST_PRINCIPALS: Final = 64
 _SHORT: Final = 64  # characters of a text that is its own name
 # A name, an array, and their places in a dict.
@@ -106,7 +106,7 @@ def _digest(text: str) -> str | bytes:
 
 
 _MARKER: Final = "\n"
-#: Characters of a part at least. So many and a line are tokenised anew: about a millisecond.
+#: Characters of a part at least. So many and a line are tokenised again: about a millisecond.
 LEAST_PART: Final = 2048
 # Shorter texts are tokenised in the time that it takes to look them up.
 _LEAST_REMEMBERED: Final = 16
@@ -181,12 +181,12 @@ class Tokeniser:
 
 
 def _parts(text: str, least: int) -> Iterator[str]:
-    """Cut `text` at seams, each the first behind `least` characters. Looks at slices of it."""
+    """Cut `text` at seams, each the first after `least` characters. Looks at slices of it."""
     start, at = 0, least
     while at < len(text):
         found = _SEAM.search(text, at, at + SLICE)
         if found is None:
-            at += SLICE - 1  # the letter behind the last line end was not seen
+            at += SLICE - 1  # the letter after the last line end was not in the slice
         else:
             yield text[start : found.end()]
             start, at = found.end(), found.end() + least

@@ -16,16 +16,16 @@ _BEFORE: Final = (
     "You can call functions. Each line between <tools> and </tools> describes one, with a JSON Schema "
     "of its arguments."
 )
-_BEHIND: Final = (
+_AFTER: Final = (
     "To call a function, write a JSON object with its name and arguments, and nothing behind it. For "
     "several calls, write one block each:"
 )
-_BEHIND_ONE: Final = "To call a function, write this, and nothing behind it:"
+_AFTER_ONE: Final = "To call a function, write this, and nothing behind it:"
 _GIVEN: Final = {"ARGUMENT": "VALUE"}
 
 
 class TemplateInput(NamedTuple):
-    """What a template is given; `block` shows the tools in a message instead of `tools`."""
+    """The input of a template; `block` is the text that shows the tools in a message instead of `tools`."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
@@ -39,14 +39,14 @@ def template_inputs(
     *,
     renders_tools: bool,
 ) -> Iterator[TemplateInput]:
-    """Yield what the template is given, and the alternative if it refuses that: as text what it does not show."""
+    """Yield the inputs to try in order: as the template supports it, then with the rest described as text."""
     generic = format.source == "generic"
     if not tools or (renders_tools and not generic):
         yield TemplateInput(messages, tools)
     if not generic and (renders_tools or not tools):
         return
     if generic and any(message.calls or message.role == "tool" for message in messages):
-        messages = _merged([_in_words(message) for message in messages])
+        messages = _merged([_as_text(message) for message in messages])
     elif not tools:
         return
     block = _block(tools, format) if tools else ""
@@ -70,9 +70,9 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _block(tools: Sequence[Tool], format: ReplyFormat) -> str:  # noqa: A002
-    behind = _BEHIND if format.source == "generic" else _BEHIND_ONE
+    after = _AFTER if format.source == "generic" else _AFTER_ONE
     lines = [json_text({**tool.function, "parameters": dict(tool.parameters)}) for tool in tools]
-    return "\n".join([_BEFORE, "<tools>", *lines, "</tools>", behind, _example(format.calls)])
+    return "\n".join([_BEFORE, "<tools>", *lines, "</tools>", after, _example(format.calls)])
 
 
 def _example(syntax: CallSyntax | None) -> str:
@@ -93,7 +93,7 @@ def _example(syntax: CallSyntax | None) -> str:
     return f"{syntax.start}{body}{syntax.close}{syntax.section_close}"
 
 
-def _in_words(message: Message) -> Message:
+def _as_text(message: Message) -> Message:
     if message.role == "tool":
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
     if not message.calls:

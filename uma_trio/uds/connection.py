@@ -6,7 +6,7 @@ spot and hands requests that are computed to the request task. That task follows
 other from its frame to its terminal event. The writer half sends what the kernel would not take.
 
 How it ends: everything that ends a connection calls :meth:`Connection.end` or ``_disconnected``, which
-cancel the tasks. What runs is then cancelled, what was said is flushed, and the socket is closed.
+cancel the tasks. The running request is then cancelled, pending bytes are flushed, and the socket is closed.
 What it must not know: tokens, models, plans.
 """
 
@@ -69,9 +69,9 @@ from uma_trio.uds.wire import (
 
 Answer = TypeVar("Answer")
 Look = Callable[[], Coroutine[Any, Any, Event]]
-"""Makes the answer to a question."""
+"""Computes the answer to a query."""
 Relay = Callable[[], Coroutine[Any, Any, None]]
-"""Takes a request to its terminal event."""
+"""Follows a request to its terminal event."""
 
 _NOT_RECORDED: Final = (
     "no record of that request is kept; `uma-trio explain` lists the recorded ones"
@@ -140,7 +140,7 @@ class Connection:
     async def run(self) -> None:
         """Serve the client until it leaves, breaks a rule, or :meth:`end` is called.
 
-        Cancelled, it ends what runs and closes the socket without a further word.
+        Cancelled, it ends the running request and closes the socket without a further event.
         """
         set_client(program_of(self._principal, None))
         try:
@@ -164,7 +164,7 @@ class Connection:
             self._writer.close()
 
     def end(self, final_error: Error | None = None) -> None:
-        """End the connection after `final_error`, once all that was said is written. Idempotent."""
+        """End the connection after `final_error`, once all pending bytes are written. Idempotent."""
         if self._over:
             return
         if final_error is not None:
@@ -175,52 +175,52 @@ class Connection:
 
     @property
     def owner(self) -> str:
-        """Who has its place."""
+        """The user that its place is charged to."""
         return self._principal.counts_as
 
     @property
     def is_over(self) -> bool:
-        """Whether it only waits for its last bytes to be read."""
+        """Whether it has ended, but for its last bytes."""
         return self._over
 
     @property
     def idle_since(self) -> float | None:
-        """When the client was heard or answered last, if it may send a request, or half of one is there."""
+        """When the client last sent or received something, if it may send a request or has sent half of one."""
         if self._over or not self._is_idle or self._inspected or self._writer.waiting_bytes:
             return None
         return self._idle_since
 
     @property
     def watches(self) -> bool:
-        """Whether the client is told the metrics again and again, and runs nothing else."""
+        """Whether the client only receives metrics periodically."""
         return self._watch is not None and self._running is None
 
     def leave(self) -> None:
-        """End the connection when its answers are out, or when it is quiet. Idempotent."""
+        """End the connection when its answers are sent, or when it is idle. Idempotent."""
         self._leaves = True
         if self.watches:
-            self.end()  # there is always a next figure
+            self.end()  # a watch never ends by itself
         elif is_quiet(self, trio.current_time()):
-            self._take_no_more()
+            self._close_receiving()
 
-    def _take_no_more(self) -> None:
-        """Answer what the client has sent so far, and end. What it sends from here on fails unsent.
+    def _close_receiving(self) -> None:
+        """Answer what the client has sent so far, and end; its further sends fail.
 
-        Over TCP it is lost: a client cannot be kept from sending there.
+        Over TCP they are lost: the peer's sending side cannot be closed.
         """
         if self._principal.host:
             self.end()
         else:
-            self._transport.end_receiving()  # read as the end of what the client says
+            self._transport.end_receiving()  # read as EOF
 
     def make_room(self) -> None:
         """End the connection, which is idle, since another client needs its place. Idempotent."""
         seconds = trio.current_time() - self._idle_since
-        why = f"nothing happened for {seconds:.0f} s, and another client needs the place"
+        why = f"the connection was idle for {seconds:.0f} s, and another client needs the place"
         self.end(error_event(Code.E_LIMIT_006, why))
 
     def _disconnected(self) -> None:
-        self._writer.broken = True  # nobody reads what is left
+        self._writer.broken = True  # pending bytes have no reader
         self._over = True
         self._scope.cancel()
 
@@ -234,7 +234,7 @@ class Connection:
             self._running = None
 
     def _send(self, event: Event) -> None:
-        """Send an event now, or as soon as the client reads."""
+        """Send an event, or queue it until the client reads."""
         if self._over:
             return
         self._writer.write(self._protocol.send(event))
@@ -242,7 +242,7 @@ class Connection:
             self._service.telemetry.error_sent(event.code)
 
     def _refuse(self, refusal: Refusal, request: str | None = None) -> None:
-        """Answer a question that is refused. It ends the connection where nothing runs, and never the request that runs."""
+        """Answer a refused query. That ends the connection if no request runs, and never a running request."""
         event = refusal_event(refusal, request, idle=self._running is None)
         if event.fatal:
             self.end(event)
@@ -272,13 +272,13 @@ class Connection:
                 return
             await self._catch_up()
             if not data:
-                # The client has said all it will and still reads: finish what runs.
+                # The client has ended its sending side and still reads: finish the running request.
                 await self._transport.wait_until_closed()
                 self._disconnected()
                 return
 
     async def _catch_up(self) -> None:
-        """Act on every frame that is there, as fast as the answers go out."""
+        """Handle every buffered frame, as fast as the answers are sent."""
         self._pump()
         while self._congested and not self._over:
             await self._wait_for_room()
@@ -301,11 +301,11 @@ class Connection:
             self._frame_began = None
             self._handlers[type(event)](event)
             if isinstance(event, ConnectionClosed):
-                break  # it is said every time one asks
+                break  # next_event would return it forever
         self._watch_frame()
 
     def _watch_frame(self) -> None:
-        # While answers pile up nobody reads: the rest of the frame may lie in the socket.
+        # While congested, the rest of the frame may be unread in the socket.
         if self._congested or not self._protocol.mid_frame:
             self._frame_began = None
         elif self._frame_began is None:
@@ -313,7 +313,7 @@ class Connection:
 
     @property
     def _congested(self) -> bool:
-        """Whether reading on would only pile up answers."""
+        """Whether further reading would only queue up answers."""
         return (
             self._inspected is not None or self._writer.waiting_bytes > self._settings.backlog_bytes
         )
@@ -351,10 +351,10 @@ class Connection:
             seconds = self._settings.idle_timeout_s
             self.end(error_event(Code.E_LIMIT_006, f"nothing happened for {seconds:g} s"))
 
-    # --- what the client says ---
+    # --- events of the client ---
 
     def _on_hello(self, _: Hello) -> None:
-        """The protocol has compared the token, where one is asked for."""
+        """The protocol has compared the token, if one is required."""
 
     def _on_generate(self, generate: Generate) -> None:
         if not self._has_place(generate.id):
@@ -380,7 +380,7 @@ class Connection:
             waiting.on_wait = lambda: self._nursery.start_soon(tell)
 
     def _has_place(self, request: str) -> bool:
-        """Return whether the client may have something computed; else it is told why not."""
+        """Return whether the client may send requests; otherwise end the connection with the reason."""
         if self._takes_place is not None and not self._takes_place():
             self.end(too_many(self._settings, request))
             return False
@@ -404,7 +404,7 @@ class Connection:
             self._send(Ok(id=request.id))
 
     def _change(self, change: Callable[[int], bool], request: Cancel | SetPriority) -> None:
-        """Change what runs under a handle, and say whether there was anything."""
+        """Change the request with a handle, and answer whether there was one."""
         found = change(request.request or 0)
         why = "that request is not running, or not yours; `uma-trio ps` lists those that are"
         self._send(Ok(id=request.id) if found else error_event(Code.E_PROTO_005, why))
@@ -442,7 +442,7 @@ class Connection:
 
     def _on_prefix(self, request: Prefix) -> None:
         if request.action == "pin" and request.session is None:
-            fault = "session is missing: `pin` needs to know whose latest turn to keep"
+            fault = "session is missing: `pin` keeps the latest turn of that conversation"
             self._refuse(Refusal(Code.E_PROTO_003, fault))
             return
         self._look(lambda: self._prefixes(request))
@@ -476,12 +476,12 @@ class Connection:
             self.end()
         self._inspected = None
         if self._leaves and self._is_idle:
-            self._take_no_more()
+            self._close_receiving()
         self._reading.deadline = self._deadline()
         answered.set()
 
     def _on_load(self, request: LoadModel | UnloadModel) -> None:
-        """Load or unload a model beside what the client says: it may leave before that has come to its end."""
+        """Load or unload a model as a task of its own, which the client may outlive or leave."""
         if not self._principal.is_operator:
             why = "only the user that runs the daemon may load and unload models"
             self._refuse(Refusal(Code.E_AUTH_002, why))
@@ -532,7 +532,7 @@ class Connection:
             while True:
                 await trio.sleep(interval_s)
                 if self._writer.waiting_bytes:
-                    continue  # it does not read: tell it less often
+                    continue  # it does not read: skip this one
                 try:
                     self._send(await self._in_turn(self._figures))
                 except LocalProtocolError as fault:
@@ -553,7 +553,7 @@ class Connection:
                 return
             except LocalProtocolError:
                 if self._over:
-                    return  # the last word was said while this task was on its way
+                    return  # the connection ended while this task was started
                 raise
             if not self._over:
                 await self._go_on()
@@ -566,18 +566,18 @@ class Connection:
         # The reader may be waiting for bytes, so what was sent ahead of them is read here.
         await self._catch_up()
         if self._leaves and self._is_idle:
-            self._take_no_more()
+            self._close_receiving()
         self._reading.deadline = self._deadline()
 
 
 def _unsendable(fault: LocalProtocolError) -> Refusal:
-    """Return the refusal of a question whose answer cannot be sent: most likely it is too long for a frame."""
+    """Return the refusal of a query whose answer cannot be sent: most likely it exceeds a frame."""
     is_long = fault.code is Code.E_PROTO_002
     return Refusal(Code.E_LIMIT_005 if is_long else fault.code, fault.message)
 
 
 def too_many(settings: Settings, request: str | None = None) -> Error:
-    """Return what is said where all places are held; `request` is the id of what was asked for."""
+    """Return the error for a client when all places are taken; `request` is the id of its request."""
     most = settings.max_sessions
     why = f"the most connections, {most}, are open already; close one, or raise --max-sessions"
     after = settings.refused_retry_s

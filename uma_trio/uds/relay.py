@@ -129,7 +129,7 @@ def _vectors(request: str, values: np.ndarray) -> Iterator[Vectors]:
 
 
 LOADING_AGAIN_S = 0.5
-"""How often who waits for a model is told how far its loading is, at the most."""
+"""Minimum seconds between two progress events of a request that waits for its model."""
 _TOO_LONG = 'ask with "stream": true, or for fewer max_tokens'
 
 
@@ -151,7 +151,7 @@ async def relay(
         frames = _Frames(generate, answers, protocol, writer, service)
         while not answers.finished:
             await answers.read(frames.write)
-            # It returns when all is told, too, and then none of this does anything.
+            # It also returns when every item was written; then the rest does nothing.
             await writer.flushed()
             answers.skip_next_gap()
             protocol.flushed()
@@ -161,11 +161,11 @@ async def report_loading(
     request: str, waiting: Answers | EncodeRequest, say: Callable[[Event], None]
 ) -> None:
     """Say what a request waits for that waits for its model, each time that this has changed, until the wait is over."""
-    told = None
+    reported = None
     while (awaited := waiting.awaited) is not None:
         found = Loading(request, awaited.names[0], awaited.wait_reason, round(awaited.progress, 3))
-        if found != told and found.state:
-            told = found
+        if found != reported and found.state:
+            reported = found
             say(found)
         await trio.sleep(LOADING_AGAIN_S)
 
@@ -195,7 +195,7 @@ class _Frames:
         return self._answers.served.text_of(token)  # a request that was ended early has none
 
     def write(self, bursts: list[Burst]) -> bool:
-        """Write what is told of the answers; False unless the kernel has all of it."""
+        """Write the events of the items; False unless the kernel has all of their bytes."""
         generate, protocol = self._generate, self._protocol
         frames: list[bytes] = []
         for index, items in bursts:
@@ -213,7 +213,7 @@ class _Frames:
                 elif isinstance(item, Finished):
                     self._ends[index], frame = _last_frame(encoder, item, protocol)
                     frames.append(frame)
-                elif not isinstance(item, PromptProgress):  # the protocol has no word for it
+                elif not isinstance(item, PromptProgress):  # the protocol has no such event
                     assert_never(item)
         if len(self._ends) == generate.n:
             self._end(frames)
@@ -234,7 +234,7 @@ class _Frames:
 def _last_frame(
     encoder: AnswerEvents, finished: Finished, protocol: uma_protocol.Connection
 ) -> tuple[Finished, bytes]:
-    """Return how an answer ends and the frame that says so; a text too long for one is left out."""
+    """Return the terminal event and its frame, without the text if that exceeds a frame."""
     try:
         return finished, protocol.send(encoder.last(finished, encoder.end(finished)))
     except LocalProtocolError as fault:

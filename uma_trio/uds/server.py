@@ -1,4 +1,4 @@
-"""All clients together: who is let in, who is turned away, and how it ends for everybody."""
+"""The front end of the framed protocol: admits, refuses and ends clients."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from uma_trio.uds.wire import error_event
 Admit = Callable[[Transport, Principal, uma_protocol.Connection], None]
 """Takes over a client that has shown the token, with the protocol object that heard it."""
 Refuse = Callable[[Transport, Error], None]
-"""Tells a client why it is not let in, and closes its socket."""
+"""Sends a client the reason why it is refused, and closes its socket."""
 
 
 class Doorway:
     """Waits for the hello of each client, for a limited time, in limited memory.
 
-    If too many wait the one that came first gives way: whoever sends its hello at once is heard
+    If too many wait, the oldest is closed: a client that sends its hello at once is admitted
     before that.
     """
 
@@ -51,7 +51,7 @@ class Doorway:
         nursery.start_soon(self._hear, transport, principal, self._waiting[transport])
 
     def close(self) -> None:
-        """Wait for nobody any more, and take nobody."""
+        """Close all waiting clients, and accept no more."""
         self._closed = True
         for scope in self._waiting.values():
             scope.cancel()
@@ -90,7 +90,7 @@ class Doorway:
             if isinstance(event, ConnectionClosed):
                 return False
             try:
-                # What comes behind the hello stays in the kernel: no memory is held for strangers.
+                # Bytes after the hello stay in the kernel: unauthenticated clients use no memory.
                 protocol.receive_data(await transport.receive_some(MAX_HELLO_BYTES))
             except trio.BrokenResourceError:
                 return False
@@ -99,7 +99,7 @@ class Doorway:
 class Server(Front[Connection]):
     """Accepts clients and runs a task for each.
 
-    `allowed_uids` are the users let in on a Unix socket; over TCP it is who shows the `token`.
+    `allowed_uids` are the users admitted on a Unix socket; over TCP, clients authenticate with the `token`.
     """
 
     def __init__(
@@ -118,7 +118,6 @@ class Server(Front[Connection]):
         self._operators: set[Connection] = set()  # those in the places of operators
 
     def principal_for(self, sock: socket.socket) -> Principal:
-        """Return whom a client is for. Raises OSError if it has left."""
         return principal_of(sock, own_uid())
 
     def admit(self, sock: socket.socket, principal: Principal) -> None:
@@ -164,7 +163,7 @@ class Server(Front[Connection]):
         )
 
     def _has_operator_place(self) -> bool:
-        """Whether a place of operators is free; one who only watches the metrics gives way."""
+        """Return whether a place for operators is free, if need be by closing one that only receives metrics."""
         self._operators = {one for one in self._operators if one in self._sessions}
         there = [one for one in self._operators if not one.is_over]
         if len(there) < self._shared.settings.operator_places:

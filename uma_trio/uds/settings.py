@@ -46,5 +46,5 @@ class Shared:
 
     @property
     def door(self) -> Door:
-        """What is true of every request that comes by the socket."""
+        """The limits of every request from the socket."""
         return Door(max_prompt_bytes=self.settings.max_prompt_bytes)

@@ -1,4 +1,4 @@
-"""Between the wire's words and the service's: what is asked, who asks, and how it ended. Pure."""
+"""Translates between protocol events and the service's types. Pure."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ if TYPE_CHECKING:
     from uma_trio.sockets.principal import Principal
 
 
-_DIGITS = 5  # of a logarithmic probability; what the logits tell is less
+_DIGITS = 5  # of a logarithmic probability; logits are less exact
 
 
 def ask_of(generate: Generate) -> Ask:
-    """Translate a `generate` request, whose values the codec has checked one by one."""
+    """Translate a `generate` request, whose fields the codec has validated."""
     return Ask(
         prompt=generate.prompt or "" if generate.messages is None else _chat(generate),
         sampling=_sampling(generate),
@@ -137,7 +137,7 @@ def _message(message: uma_protocol.Message) -> Message:
 
 
 class AnswerEvents:
-    """What one answer says, in the words of the protocol: a token at a time, and its end."""
+    """The protocol events of one answer: a token at a time, and its end."""
 
     def __init__(self, generate: Generate, generation: Generation) -> None:
         self._asked = generate
@@ -154,24 +154,24 @@ class AnswerEvents:
             return Token(self._id, item.text, item.token_id, logprobs, choice=self._choice)
         events = self._reading.token(item)
         self._keep(events)
-        said = collect(event for event in events if isinstance(event, Content | Reasoning))
+        reply = collect(event for event in events if isinstance(event, Content | Reasoning))
         calls = tuple(piece for event in events if (piece := _piece(event)) is not None)
         return Token(
             self._id,
-            said.content,
+            reply.content,
             item.token_id,
             logprobs,
-            said.reasoning or None,
+            reply.reasoning or None,
             calls,
             self._choice,
         )
 
     def keep(self, item: TokenOut) -> None:
-        """Keep a token of an answer that is told as a whole."""
+        """Keep a token of an answer that is sent as a whole."""
         self._keep(self._reading.token(item))
 
     def end(self, finished: Finished) -> ParsedReply:
-        """Return what goes out with the end: what was held back, or everything; and all calls."""
+        """Return the reply that the terminal event carries: held back text, or all text; and all calls."""
         events = self._reading.end(finished)
         self._keep(events)
         whole = collect(self._kept)
@@ -180,23 +180,23 @@ class AnswerEvents:
         rest = collect(event for event in events if isinstance(event, Content | Reasoning))
         return ParsedReply(rest.content, rest.reasoning, whole.calls)
 
-    def last(self, finished: Finished, said: ParsedReply | None) -> End | Eos:
-        """Build the event that ends it; `said` is what goes out with it, if anything does.
+    def last(self, finished: Finished, reply: ParsedReply | None) -> End | Eos:
+        """Build the terminal event; `reply` is the text and the calls that it carries, if any.
 
         The only answer ends its request with it.
         """
         if self._asked.n == 1:
-            return eos_event(self._asked, self._handle, finished, said)
+            return eos_event(self._asked, self._handle, finished, reply)
         return End(
             id=self._id,
             reason=finished.reason,
             completion_tokens=finished.completion_tokens,
             request=self._handle,
-            text=_text(self._asked, said),
+            text=_text(self._asked, reply),
             code=finished.code,
             message=finished.message,
-            reasoning=None if said is None else said.reasoning or None,
-            calls=() if said is None else _calls(said),
+            reasoning=None if reply is None else reply.reasoning or None,
+            calls=() if reply is None else _calls(reply),
             choice=self._choice,
         )
 
@@ -241,7 +241,7 @@ def _sampling(generate: Generate) -> SamplingParams:
 
 
 def logprobs_of(found: TokenLogprobs | None, text_of: Callable[[int], str]) -> Logprobs | None:
-    """Put what the model thought of a token into the wire's words; `text_of` gives tokens' text."""
+    """Translate the logprobs of a token; `text_of` returns the text of a token id."""
     if found is None:
         return None
     return Logprobs(
@@ -251,7 +251,7 @@ def logprobs_of(found: TokenLogprobs | None, text_of: Callable[[int], str]) -> L
 
 
 def origin_of(generate: Generate, principal: Principal, door: Door) -> Origin:
-    """Say who sent it."""
+    """Return the origin of a request."""
     return Origin(principal=principal, door=door, name=generate.id, app=generate.app)
 
 
@@ -277,7 +277,7 @@ def error_event(
 
 
 def refusal_event(refusal: Refusal, request_id: str | None, *, idle: bool = True) -> Error:
-    """Build the event that tells the client about a refusal, as :func:`error_event` does."""
+    """Build the error event of a refusal, as :func:`error_event` does."""
     return error_event(
         refusal.code,
         refusal.message,
@@ -287,8 +287,10 @@ def refusal_event(refusal: Refusal, request_id: str | None, *, idle: bool = True
     )
 
 
-def eos_event(generate: Generate, handle: int, finished: Finished, said: ParsedReply | None) -> Eos:
-    """Build the terminal event; `said` is what goes out with it, if anything does."""
+def eos_event(
+    generate: Generate, handle: int, finished: Finished, reply: ParsedReply | None
+) -> Eos:
+    """Build the terminal event; `reply` is the text and the calls that it carries, if any."""
     return Eos(
         id=generate.id,
         reason=finished.reason,
@@ -299,24 +301,24 @@ def eos_event(generate: Generate, handle: int, finished: Finished, said: ParsedR
         ),
         timings=_timings(finished),
         request=handle,
-        text=_text(generate, said),
+        text=_text(generate, reply),
         code=finished.code,
         message=finished.message,
         metadata=generate.metadata,
-        reasoning=None if said is None else said.reasoning or None,
-        calls=() if said is None else _calls(said),
+        reasoning=None if reply is None else reply.reasoning or None,
+        calls=() if reply is None else _calls(reply),
     )
 
 
-def _text(generate: Generate, said: ParsedReply | None) -> str | None:
+def _text(generate: Generate, reply: ParsedReply | None) -> str | None:
     """Return the text of an event that ends an answer: a whole answer has one, if an empty one."""
-    if said is None:
+    if reply is None:
         return None
-    return said.content or None if generate.stream else said.content
+    return reply.content or None if generate.stream else reply.content
 
 
-def _calls(said: ParsedReply) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(call.id, call.name, call.arguments) for call in said.calls)
+def _calls(reply: ParsedReply) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(call.id, call.name, call.arguments) for call in reply.calls)
 
 
 def session_info(seen: RequestView) -> SessionInfo:
@@ -414,7 +416,7 @@ def _targets(slo: Slo | None) -> Targets:
 
 def _timings(finished: Finished) -> Timings:
     ttft = finished.ttft_s
-    # The rate of the stream itself: what came before the first token is `ttft_ms`.
+    # The rate of the stream after its first token; the time before is `ttft_ms`.
     streaming = finished.total_s - (ttft or 0.0)
     after_first = finished.completion_tokens - 1
     return Timings(

@@ -1,6 +1,6 @@
-"""What a model's reply says: text, reasoning, calls of tools.
+"""The parser of a model's reply: text, reasoning, tool calls.
 
-A :class:`ReplyFormat` says how a model writes them; :meth:`ReplyParser.feed` reads it piece by piece.
+A :class:`ReplyFormat` describes how a model writes them; :meth:`ReplyParser.feed` reads it piece by piece.
 """
 
 from uma_trio.text.replies.format import PLAIN, ReplyFormat

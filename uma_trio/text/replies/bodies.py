@@ -1,4 +1,4 @@
-"""Calls in a reply, behind their trigger: generators that read a `Source` and drive a `Maker`."""
+"""Calls in a reply, after their trigger: generators that read a `Source` and drive a `Maker`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Calls:
         first = [mark for mark in marks[1:] if _is_tag(mark)]
         #: How calls are recognised; none for those that have nothing before them.
         self.triggers: tuple[str, ...] = tuple(dict.fromkeys(marks[:1] + first))
-        #: What a reply has to begin with, if nothing goes before its calls.
+        #: The beginning of a reply whose calls have no text before them.
         self.beginning = ""
         if syntax.bare:
             self.triggers, self.beginning = (), (syntax.start.strip() or "{")[0]
@@ -58,7 +58,7 @@ class Calls:
         self._id_open = compact(syntax.id_open)
         self._id_close = compact(syntax.id_close)
         self._after_name = compact(syntax.after_name)
-        # A line end beside a value is the marker's where the template writes one there.
+        # A line end next to a value is part of the marker where the template writes one there.
         self._line_before = syntax.key_close[-1:].isspace()
         self._line_behind = "\n" if syntax.value_close[:1].isspace() else ""
         self._behind_value = [compact(syntax.key_open), *self._close]
@@ -182,7 +182,7 @@ class Calls:
             self._maker.arguments(_unwrapped(value))
 
     def _key(self) -> Steps[str | None]:
-        """Read a key and the colon behind it; None if that is not what stands here."""
+        """Read a key and the following colon; None if the text is something else."""
         value = yield from self._whole()
         if value is None or not (yield from self._source.take(":")):
             return None
@@ -212,7 +212,7 @@ class Calls:
         return False
 
     def _called(self) -> Steps[tuple[str, str]]:
-        """Read a name up to the arguments, and an id beside it; both "" if this is no call."""
+        """Read a name up to the arguments, and the id with it; both "" if this is no call."""
         source, before = self._source, ""
         if self._id_close:
             yield from source.peek()

@@ -108,8 +108,8 @@ class _Probe:
         """Return what surrounds reasoning, and its key in a message."""
         for key in _REASONING_KEYS:
             habits = Habits(reasoning_key=key)
-            said = Message("assistant", _SAID, reasoning=_THOUGHT)
-            text = self.text([_USER, said], (), habits)
+            answer = Message("assistant", _SAID, reasoning=_THOUGHT)
+            text = self.text([_USER, answer], (), habits)
             if _THOUGHT in text:
                 before, _, after = text.partition(_THOUGHT)
                 opens, closes = _TAG.findall(before), _TAG.findall(after.partition(_SAID)[0])
@@ -186,16 +186,16 @@ def _reads_back(syntax: CallSyntax, one: str, two: str) -> bool:
         if not text:
             continue
         parser = ReplyParser(made, tools=_TOOLS)
-        said = collect([*parser.feed(text), *parser.finish()])
-        found = [(call.name, json_value(call.arguments)) for call in said.calls]
-        if said.content or found != [(call.name, json.loads(call.arguments)) for call in calls]:
+        reply = collect([*parser.feed(text), *parser.finish()])
+        found = [(call.name, json_value(call.arguments)) for call in reply.calls]
+        if reply.content or found != [(call.name, json.loads(call.arguments)) for call in calls]:
             return False
     return True
 
 
 @frozen
 class _Around:
-    """What is before the first call, between two (None if there is one), and behind the last."""
+    """What is before the first call, between two (None if there is one), and after the last."""
 
     before: str
     between: str | None

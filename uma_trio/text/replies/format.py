@@ -33,7 +33,7 @@ class CallSyntax:
 
     * "object": JSON with the name, the arguments and maybe an id under `name_key` and so on.
     * "named": the name, `after_name`, the arguments as JSON. With `name_in_id` the name is part of an id
-      such as ``functions.NAME:0``; an id may follow `id_open` behind the name, or precede `id_close`.
+      such as ``functions.NAME:0``; an id may follow `id_open` after the name, or precede `id_close`.
     * "tagged": the name, `after_name`, each argument as `key_open`, key, `key_close`, value, `value_close`
       (``{}`` for the key). Texts are written as they are, others as JSON, behind `key_close_json` if set.
     * "literal": the name, and literals in the brackets that `after_name` opens: key, `key_close`, value,
@@ -109,7 +109,7 @@ MAX_BYTES: Final = 65_536
 
 
 class NoFormat(ValueError):
-    """A text is no reply format; the message says why."""
+    """A text is no reply format; the message is the reason."""
 
 
 def format_from(text: str) -> ReplyFormat:

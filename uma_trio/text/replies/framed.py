@@ -29,7 +29,7 @@ def harmony(source: Source, maker: Maker, *, calls: bool = True) -> Steps[None]:
 
     It is ``<|channel|>analysis<|message|>...<|end|>`` (reasoning), ``commentary`` with a recipient
     (``to=functions.NAME``, a call; before or behind the channel) or ``final`` (content), each further
-    message behind ``<|start|>assistant``. Without `calls`, a recipient means nothing. Source:
+    message after ``<|start|>assistant``. Without `calls`, a recipient means nothing. Source:
     https://cookbook.openai.com/articles/openai-harmony
     """
     yield
@@ -53,7 +53,7 @@ def harmony(source: Source, maker: Maker, *, calls: bool = True) -> Steps[None]:
 
 
 def _begins(source: Source) -> Steps[bool]:
-    """Whether the reply goes on like a header, as far as it goes on; nothing but space is read."""
+    """Return whether the rest of the reply so far is a prefix of a header; reads only space."""
     while True:
         text = source.text[source.pos :].lstrip()
         if text.startswith(_BEGINNINGS):
@@ -145,9 +145,9 @@ def _tag(source: Source) -> Steps[tuple[bool, str, dict[str, str]] | None]:
     return opens, (header.split() or [""])[0], found
 
 
-def _call(source: Source, told: Maker | None, tool: str) -> Steps[None]:
-    """Read the arguments of a call up to its end; without a `told` they are dropped."""
-    maker = told if told is not None else Maker(str, (), thinking=False)
+def _call(source: Source, into: Maker | None, tool: str) -> Steps[None]:
+    """Read the arguments of a call up to its end; without `into` they are dropped."""
+    maker = into if into is not None else Maker(str, (), thinking=False)
     maker.thinking = False
     maker.start(tool)
     before, whole = "{", False
@@ -179,7 +179,7 @@ def _unescaped(value: str) -> str:
 
 
 def attribute(value: str) -> str:
-    """Return a text as it stands in an attribute."""
+    """Return the text of an attribute, escaped."""
     return value.replace("&", "&amp;").replace('"', "&quot;")
 
 

@@ -66,7 +66,7 @@ def grammar_of(
     # Models are not sure about white space between calls, and it means nothing.
     between = writer.marker(syntax.between) if syntax.between.strip() else "SPACE?"
     again = f"({between} {opened} body {close}){{0,{MAX_CALLS - 1}}}" if choice.parallel else ""
-    # The same white space may stand before the end, or whoever wrote it would have to call again.
+    # The same white space is allowed before the end; otherwise a model that wrote it would have to call again.
     end = f"SPACE? {writer.marker(syntax.section_close)}"
     rules += [f"body: {bodies}", f"rest: body {close} {again} {end}"]
     start = syntax.start
@@ -237,10 +237,10 @@ class _Writer:
             return self._channels(f"TEXT {responded} tools", rules)
         return self._channels(f"({answer} {responded} | {responded} {called})", rules)
 
-    def _channels(self, said: str, rules: list[str]) -> str:
+    def _channels(self, response: str, rules: list[str]) -> str:
         """Write the grammar of a reply whose response may be open already."""
         end = f"({self.marker('<|close|>message<|sep|>')})?"
-        start = f"start: ({self.marker('<|open|>response<|sep|>')})? {said} {end}"
+        start = f"start: ({self.marker('<|open|>response<|sep|>')})? {response} {end}"
         return _HEAD + _TEXT + "\n".join([*rules, start]) + "\n"
 
     def frames(
@@ -259,8 +259,10 @@ class _Writer:
         head = "" if has_name else self.marker(syntax.call_header)
         called = f"{head} call {again} {self.marker(syntax.section_close)}"
         rules = [*rules, f"call: {' | '.join(calls)}", f"called: {called}"]
-        said = f"{self.marker(syntax.text_header)} {answer}"
-        return self._frames("called" if choice.mode == "required" else f"(called | {said})", rules)
+        response = f"{self.marker(syntax.text_header)} {answer}"
+        return self._frames(
+            "called" if choice.mode == "required" else f"(called | {response})", rules
+        )
 
     def _frames(self, last: str, rules: list[str]) -> str:
         """Write the grammar of a last message, whose beginning the prompt or the reasoning may have left open."""

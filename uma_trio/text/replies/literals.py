@@ -27,7 +27,7 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 def kinds_of(schema: Any) -> frozenset[str]:
-    """Return the types that a schema allows, as far as its top says so; none if it does not."""
+    """Return the types that the top level of a schema allows; none if it does not restrict them."""
     if not isinstance(schema, dict):
         return frozenset()
     kind = schema.get("type")
@@ -64,23 +64,23 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
 
 
 def elements_of(mark: str, schema: Any, text: str, kinds: frozenset[str]) -> str:
-    """Return the JSON of a value with members in elements (``item`` in lists), each tag behind `mark`."""
+    """Return the JSON of a value with members in elements (``item`` in lists), each tag after `mark`."""
     root: list[tuple[str, Any]] = []
-    stack, said, schemas = [root], [text.partition(mark)[0]], [schema]
+    stack, texts, schemas = [root], [text.partition(mark)[0]], [schema]
     for piece in text.split(mark)[1:]:
         tag = _TAG.match(piece)
         if tag is None or len(stack) > _DEPTH or (tag[1] and len(stack) == 1):
             return json_of(text, kinds)
         if not tag[1]:
             stack.append([])
-            said.append(piece[tag.end() :])
+            texts.append(piece[tag.end() :])
             schemas.append(_member(schemas[-1], tag[2]))
             continue
-        value = _element(stack.pop(), said.pop(), schemas.pop())
+        value = _element(stack.pop(), texts.pop(), schemas.pop())
         stack[-1].append((tag[2], value))
     if len(stack) > 1:
         return json_of(text, kinds)
-    return _element(root, said[0], schema)
+    return _element(root, texts[0], schema)
 
 
 def _member(schema: Any, key: str) -> Any:
@@ -92,11 +92,11 @@ def _member(schema: Any, key: str) -> Any:
     return inner
 
 
-def _element(members: list[tuple[str, str]], said: str, schema: Any) -> str:
+def _element(members: list[tuple[str, str]], text: str, schema: Any) -> str:
     kinds = kinds_of(schema)
     if not members:
         empty = {frozenset({"object"}): "{}", frozenset({"array"}): "[]"}.get(kinds - {"null"})
-        return empty if empty is not None and not said.strip() else json_of(said, kinds)
+        return empty if empty is not None and not text.strip() else json_of(text, kinds)
     if all(key == _ITEM for key, _ in members) and "object" not in kinds:
         return f"[{', '.join([value for _, value in members])}]"
     written = [f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in members]
@@ -150,7 +150,7 @@ def quoted(text: str) -> str:
 
 
 def inside(text: str) -> str:
-    """Return a text as it stands inside a JSON string."""
+    """Return a text escaped for a JSON string."""
     return quoted(text)[1:-1]
 
 
@@ -184,7 +184,7 @@ class Literals:
         return item is None
 
     def _next(self, close: str) -> Steps[bool | None]:
-        """Go to the next item; None behind the closing bracket, false if the reply ended."""
+        """Advance to the next item; None after the closing bracket, false if the reply ended."""
         source = self._source
         while char := (yield from source.peek()):
             source.pos += char in (close, ",")
@@ -195,7 +195,7 @@ class Literals:
         return False
 
     def _key(self) -> Steps[str | None]:
-        """Read a key, quoted or not, and what stands behind it."""
+        """Read a key, quoted or not, and its separator."""
         source = self._source
         quote = yield from self._quote()
         if quote:
@@ -263,7 +263,7 @@ class Literals:
                 out(escaped)
 
     def _escaped(self) -> Steps[str | None]:
-        """Read what a backslash escapes, as it stands in a JSON string; None if it has not come."""
+        """Read an escape sequence, in the form of a JSON string; None if it is incomplete."""
         source = self._source
         while (found := _ESCAPE.match(source.text, source.pos)) is None:
             if len(source.text) - source.pos >= _LONGEST_ESCAPE:
@@ -273,7 +273,7 @@ class Literals:
                 return None
         source.pos = found.end()
         kind, digits = found[0][1], found[0][2:]
-        if kind == "u":  # two of these may be one character, which JSON knows
+        if kind == "u":  # a surrogate pair, as in JSON
             return f"\\u{digits}"
         if kind in "xU" and digits:
             number = int(digits, 16)

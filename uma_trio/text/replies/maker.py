@@ -1,4 +1,4 @@
-"""The events of a reply, and what makes them: text is passed on up to where something else begins."""
+"""The events of a reply, and the builder of them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def collect(events: Iterable[Event]) -> ParsedReply:
 
 
 class Maker:
-    """The events of one reply, for a request's tools. `thinking`: what comes next is reasoning."""
+    """The events of one reply, for a request's tools. `thinking`: the next text is reasoning."""
 
     __slots__ = ("_ids", "_n", "_tools", "events", "thinking")
 

@@ -1,4 +1,4 @@
-"""From the text of a reply to its events, as it comes. Sans-IO: text in, events out."""
+"""Incremental parser of replies. Sans-IO: text in, events out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReplyParser:
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next is reasoning, as far as is known."""
+        """Whether the next text is reasoning, as far as is certain."""
         return self._maker.thinking
 
     def feed(self, text: str) -> list[Event]:

@@ -1,4 +1,4 @@
-"""The text of a reply as it comes, for readers that are generators: they yield when they need more."""
+"""The text of a reply as it arrives, for readers that are generators: they yield when they need more."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Source:
                 return ""
 
     def peek(self) -> Steps[str]:
-        """Skip white space; return the character behind it, "" at the end."""
+        """Skip white space; return the next character, "" at the end."""
         while True:
             found = _NOT_SPACE.search(self.text, self.pos)
             if found is not None:
@@ -147,7 +147,7 @@ class Source:
                 return False
 
     def value(self, out: Callable[[str], object]) -> Steps[bool]:
-        """Pass on a JSON value as it comes, by strings and nesting only; false if the reply ends in it."""
+        """Pass on a JSON value as it arrives, by strings and nesting only; false if the reply ends in it."""
         first = yield from self.peek()
         if first and first not in '"{[':
             return (yield from self._scalar(out))
@@ -176,7 +176,7 @@ class Source:
 
 
 def _scan(text: str, at: int, nesting: tuple[int, bool]) -> tuple[int, tuple[int, bool], bool]:
-    """Return how far a JSON value goes, its state there (depth, inside a string), and if that is its end."""
+    """Return the end of a JSON value so far, its state there (depth, inside a string), and if that is its end."""
     depth, inside = nesting
     while True:
         found = (_INSIDE if inside else _OUTSIDE).search(text, at)
@@ -184,7 +184,7 @@ def _scan(text: str, at: int, nesting: tuple[int, bool]) -> tuple[int, tuple[int
             return len(text), (depth, inside), False
         char, at = found[0], found.end()
         if char == "\\":
-            if at == len(text):  # what is escaped comes with the next piece
+            if at == len(text):  # the escaped character is in the next piece
                 return at - 1, (depth, inside), False
             at += 1
             continue
