@@ -19,12 +19,11 @@ TESTS = (ROOT / "tests", ROOT / "protocol" / "tests")
 
 # Packages of the daemon, lowest first: one imports only packages of earlier rows.
 LADDER = (
-    {"uma_protocol", "uma_trio.words", "uma_trio.confined"},
-    {"uma_trio.sockets", "uma_trio.library", "uma_trio.backend"},
-    {"uma_trio.config", "uma_trio.client"},
-    {"uma_trio.policy", "uma_trio.text"},
-    {"uma_trio.observe"},
-    {"uma_trio.machine"},
+    {"uma_protocol", "uma_trio.words", "uma_trio.confined", "uma_trio.sockets"},
+    {"uma_trio.library", "uma_trio.client", "uma_trio.backend"},
+    {"uma_trio.config", "uma_trio.text"},
+    {"uma_trio.policy"},
+    {"uma_trio.observe", "uma_trio.machine"},
     {"uma_trio.engine"},
     {"uma_trio.models"},
     {"uma_trio.service"},
@@ -35,9 +34,6 @@ LADDER = (
     {"uma_trio.__main__"},
 )
 RANK = {package: rank for rank, packages in enumerate(LADDER) for package in packages}
-
-# Imports that still point upwards. This list only ever gets shorter.
-UPWARDS: set[tuple[str, str]] = set()
 
 # Distributions that a package may import beside the standard library.
 THIRD_PARTY = {
@@ -155,7 +151,7 @@ def forbidden(name: str, imported: str) -> bool:
         return external and not is_llama_adapter(name) and other not in THIRD_PARTY.get(package, ())
     if other == package or not {package, other} <= RANK.keys():
         return False
-    return RANK[other] >= RANK[package] and (package, other) not in UPWARDS
+    return RANK[other] >= RANK[package]
 
 
 def test_a_module_imports_only_packages_below_its_own() -> None:

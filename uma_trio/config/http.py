@@ -142,7 +142,7 @@ class HttpConfig:
         shown_default="none",
         metavar="FILE",
         help="A file with HTTP keys, one a line, readable by this user only. Without it HTTP "
-        "requires no key; an address that other machines can reach requires one.",
+        "requires no key from users that --http-users admits; an address that other machines can reach requires one.",
     )
     http_admin_key_file: Path | None = option(
         None,
