@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from uma_trio.backend._llama_options import FLASH_OFF, context_bytes
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.config.options import Config
+from uma_trio.models import bundled_model
 from uma_trio.models.files import fit_to_memory
 from uma_trio.models.fit import (
     LONGEST_ON_CPU,
@@ -107,3 +109,19 @@ def test_scores_of_attention_have_room_where_flash_attention_is_off(
     ]
     assert on.cells == 8 * header.number("context_length")
     assert context_bytes(header, off.cells, N_BATCH, "f16", FLASH_OFF) < free / 2
+
+
+@given(
+    value=st.floats() | st.integers(-(1 << 63), 1 << 64) | st.lists(st.floats()).map(tuple),
+    key=st.sampled_from(
+        ["block_count", "attention.head_count_kv", "attention.key_length", "context_length"]
+    ),
+)
+def test_a_context_is_chosen_whatever_a_file_says(value: object, key: str) -> None:
+    """Infinite, negative or missing figures are those of a damaged file, which the load refuses in words."""
+    known = read_header(bundled_model())
+    header = evolve(known, metadata={**known.metadata, f"{known.architecture}.{key}": value})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("uma_trio.backend.llama_probe.header", lambda _path: header)
+        config = fit_to_memory(Config(model=bundled_model())).config
+    assert 0 < config.slots <= config.cells

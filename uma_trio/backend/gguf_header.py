@@ -9,6 +9,7 @@ about models beyond names and sizes. Layout: ggml/include/gguf.h.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
@@ -120,16 +121,19 @@ class GgufHeader:
     def number(self, key: str, default: int = 0) -> int:
         """Return ``<architecture>.<key>`` as an integer; of a per-layer array the largest."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if isinstance(value, tuple):
-            return max(value, default=default)
-        return int(value) if isinstance(value, int | float) else default
+        each = value if isinstance(value, tuple) else (value,)
+        return max([_whole(one, default) for one in each], default=default)
 
     def numbers(self, key: str, count: int, default: int = 0) -> tuple[int, ...]:
         """Return ``<architecture>.<key>`` for each of `count` layers."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, tuple):
-            return (*value, *([default] * count))[:count]
-        return (int(value) if isinstance(value, int | float) else default,) * count
+            return tuple(_whole(one, default) for one in (*value, *([default] * count))[:count])
+        return (_whole(value, default),) * count
+
+
+def _whole(value: object, default: int) -> int:
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else default
 
 
 Mark = tuple[int, int, int, int]

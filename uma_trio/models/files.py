@@ -281,7 +281,8 @@ def fit_to_memory(
             header.size_bytes - sum(experts) + int(cell * (config.n_ctx or _CELLS_BEFORE_EXPERTS))
         )
         moved = layers_of_experts_off_device(experts, least, memory.free - DEVICE_MARGIN)
-    trained, weights = header.number("context_length"), weights - sum(experts[:moved])
+    trained = max(0, header.number("context_length"))
+    weights -= sum(experts[:moved])
     fit = fit_context(memory, weights, cell, trained, config.parallel, shares)
     words = []
     if config.n_ctx is None:
