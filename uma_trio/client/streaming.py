@@ -473,7 +473,7 @@ class Generation:
         Raises:
             ValueError: the request has several answers.
         """
-        self._only("`ends` behind the last token")
+        self._only("`ends` after the last token")
         async for _ in self:
             pass
         return () if self.eos is None else self.eos.calls

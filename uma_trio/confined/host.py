@@ -72,30 +72,30 @@ class _Host:
             end = 4 + int.from_bytes(self._left[:4], "little")
             if len(self._left) < end:
                 break
-            asked = _COMMANDS.decode(self._left[4:end])
+            command = _COMMANDS.decode(self._left[4:end])
             self._left = self._left[end:]
-            if isinstance(asked, Start):
-                self._fork(asked, fds.pop(0))
+            if isinstance(command, Start):
+                self._fork(command, fds.pop(0))
             else:
                 for pid, worker in self._workers.items():
-                    if worker == asked.worker:
+                    if worker == command.worker:
                         os.kill(pid, signal.SIGKILL)
         return True
 
-    def _fork(self, asked: Start, fd: int) -> None:
+    def _fork(self, command: Start, fd: int) -> None:
         sock = socket.socket(fileno=fd)
         try:
             pid = os.fork()
         except OSError:
             sock.close()
-            self._report(Ended(asked.worker, 0, 0.0))
+            self._report(Ended(command.worker, 0, 0.0))
             return
         if pid == 0:
             status = 1
             try:
                 self._control.close()
-                confine(asked.limits)
-                self._work(_Timed(sock, asked.limits))
+                confine(command.limits)
+                self._work(_Timed(sock, command.limits))
                 status = 0
             except LinkClosed:
                 status = 0
@@ -103,7 +103,7 @@ class _Host:
                 os.kill(os.getpid(), signal.SIGABRT)  # as where a library runs out of it
             finally:
                 os._exit(status)
-        self._workers[pid] = asked.worker
+        self._workers[pid] = command.worker
         sock.close()
 
     def _reap(self) -> None:

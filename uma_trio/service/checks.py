@@ -80,11 +80,11 @@ def check_untokenised(ask: Ask, door: Door, bounds: Bounds) -> None:
     sampling = ask.sampling
     bounds.check_vocabulary(_ids(sampling.stop_token_ids), "stop_token_ids")
     bounds.check_vocabulary(_ids([token for token, _ in sampling.logit_bias]), "logit_bias")
-    cap, asked = bounds.max_tokens_cap, ask.max_tokens
-    if cap is not None and asked is not None and asked > cap and not ask.clamp:
+    cap, requested = bounds.max_tokens_cap, ask.max_tokens
+    if cap is not None and requested is not None and requested > cap and not ask.clamp:
         raise Refusal(
             Code.E_PROTO_003,
-            f"max_tokens is {asked}, the daemon's limit is {cap}",
+            f"max_tokens is {requested}, the daemon's limit is {cap}",
             field="max_tokens",
         )
 
@@ -149,26 +149,26 @@ def max_tokens_for(ask: Ask, n_prompt: int, bounds: Bounds) -> int:
     """
     context = bounds.n_ctx_seq
     room = context - n_prompt
-    asked = ask.max_tokens
+    requested = ask.max_tokens
     field = _prompt_field(ask)
     if n_prompt == 0:
         raise Refusal(Code.E_PROTO_003, "the prompt holds no tokens", field=field)
     if room < 1:
         raise no_room(n_prompt, bounds, field)
-    if asked is None:
+    if requested is None:
         return _at_least_min_tokens(ask, min(bounds.max_tokens, room))
     if ask.clamp:
-        return _at_least_min_tokens(ask, min(asked, room, bounds.max_tokens_cap or room))
-    if asked > room:
+        return _at_least_min_tokens(ask, min(requested, room, bounds.max_tokens_cap or room))
+    if requested > room:
         raise Refusal(
             Code.E_LIMIT_004,
-            f"a prompt of {n_prompt} and max_tokens {asked} exceed the context of "
+            f"a prompt of {n_prompt} and max_tokens {requested} exceed the context of "
             f"{context}; at most {room} tokens can follow this prompt{bounds.longer and '. ' + bounds.longer}",
             field="max_tokens",
             prompt_tokens=n_prompt,
             context=context,
         )
-    return _at_least_min_tokens(ask, asked)
+    return _at_least_min_tokens(ask, requested)
 
 
 def check_fits(ask: Ask, bounds: Bounds, longest_piece: int) -> None:

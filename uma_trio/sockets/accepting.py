@@ -94,7 +94,7 @@ class Arrivals:
     """A queue of connected sockets, one lane for each user. For trio's thread only.
 
     The kernel's backlog is first come, first served, so that it must be kept short. If this queue is full, the
-    latest client of the user who has most in it is closed.
+    latest client of the user with the most in it is closed.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ def parse_address(text: str) -> Address:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         if not path or "\0" in path:
-            raise ValueError("an address: unix: needs the path of a socket behind it")
+            raise ValueError("an address: unix: needs the path of a socket after it")
         return Address(path=path)
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):

@@ -76,7 +76,7 @@ class HandoverFailed(Exception):
 
 
 def handover_path(path: str) -> str:
-    """Return where the daemon on `path`, which may be ``tcp:HOST:PORT``, can be asked to hand over.
+    """Return where the daemon on `path`, which may be ``tcp:HOST:PORT``, accepts requests to hand over.
 
     A port has no folder, so that its name is in that of the default socket.
     """
@@ -160,26 +160,26 @@ class Asked:
         self._channel = channel
 
     async def give(self, handed: Sequence[Handed]) -> bool:
-        """Send the sockets; whether the other daemon has them for good, and accepts.
+        """Send the sockets; return whether the new daemon has confirmed them, and accepts.
 
-        Ours stay open. Takes at most 15 s, then the other one is given up; 2 s more if it does not read
+        The sockets of this process stay open. Takes at most 15 s, after which the new daemon is ignored; 2 s more if it does not read
         that it can begin. Cancelled before that, it is as False.
         """
-        given = False
+        handed_over = False
         try:
             with trio.move_on_after(_TO_SERVE_S):
                 await self._send(handed)
                 if await self._channel.recv(1) == _SERVING:
                     await self._channel.send(_CONFIRMED)
-                    given = True
-                    given = await self._was_read()
+                    handed_over = True
+                    handed_over = await self._was_read()
         except OSError:
-            given = False
+            handed_over = False
         finally:
-            if not given:
+            if not handed_over:
                 self._take_back()
             self._channel.close()
-        return given
+        return handed_over
 
     async def _send(self, handed: Sequence[Handed]) -> None:
         about = [

@@ -221,8 +221,8 @@ def claim(
 ) -> Claim:
     """Take `path`, which was chosen by `flag`, for this process; remove a stale socket there.
 
-    With an `inherited` socket, which listens there already, nothing is removed. Nothing is left behind
-    when it raises, but the lock file.
+    With an `inherited` socket, which listens there already, nothing is removed. When it raises, only
+    the lock file remains.
 
     Raises:
         SocketTaken: another daemon holds the lock, or some process answers on the socket.

@@ -13,10 +13,10 @@ class Principal:
 
     - `connection` is unique for the life of the process, `host` the address of the other end (""
       for a Unix socket).
-    - `uid` and `pid` are the kernel's word for the process at the other end, None if it gives none.
-    - `has_token` says that it has shown the token of the daemon's TCP port; then no user need be told.
+    - `uid` and `pid` of the process at the other end are attested by the kernel, None if unknown.
+    - `has_token`: it has presented the token of the daemon's TCP port; then its user need not be known.
     - `key` is the place of the API key among those of the daemon, never its text.
-    - An operator may see and change the requests of everybody.
+    - An operator may see and change the requests of all users.
     """
 
     connection: int

@@ -240,7 +240,7 @@ class Confinement:
     def check(self, shape: Shape) -> Verdict:
         """Compile a shape in a process of its own. Raises :class:`Unconstrainable`, or `NotChecked` for now."""
         try:
-            asked = msgspec.msgpack.encode(Check(shape.kind, shape.text))
+            payload = msgspec.msgpack.encode(Check(shape.kind, shape.text))
         except UnicodeEncodeError:
             raise Unconstrainable("is not usable: it holds half a character") from None
         patience = min(self.limits.wall_s, waits_until() - time.monotonic())
@@ -248,7 +248,7 @@ class Confinement:
             raise NotChecked("was not looked at in time; try again")
         worker = self._started()
         try:
-            answer = worker.ask(asked).result(patience + _SLACK_S)
+            answer = worker.ask(payload).result(patience + _SLACK_S)
         except NotInTime:
             raise NotChecked("takes too long to be compiled; simplify it, or try again") from None
         except WorkerGone as error:
@@ -269,11 +269,10 @@ class Confinement:
     def follow(
         self, shape: Shape, key: bytes | None = None, *, revive: bool = True
     ) -> ApartFollower:
-        """Return what follows one answer in a process of its own, which begins with the answer.
+        """Return a follower of one answer in a process of its own, which starts with the answer.
 
-        Blocks where the process that they are forked from has to be started first. A thread that must not
-        wait says not to `revive` it, and gives the `key` of the shape, its digest: the answer has no way on
-        then if that process does not run.
+        Blocks if the host process has to be started first. A thread that must not wait sets `revive` to
+        False and passes the `key` of the shape, its digest: without a host the answer cannot continue then.
 
         Raises:
             NotChecked: that process cannot be started now.
@@ -283,7 +282,7 @@ class Confinement:
                 self._workers.warm()
             except Unavailable as error:
                 raise NotChecked(f"cannot be followed: {error}") from None
-        asked = msgspec.msgpack.encode(Follow(shape.kind, shape.text, self._grace_s))
+        payload = msgspec.msgpack.encode(Follow(shape.kind, shape.text, self._grace_s))
         key = key or digest(shape.kind, shape.text)
 
         def start() -> Started | None:
@@ -294,7 +293,7 @@ class Confinement:
                 worker = self._workers.start(self.limits.of_worker, revive=False)
             except Unavailable:
                 return None
-            worker.send(asked)
+            worker.send(payload)
             return worker, False
 
         def explain(why: str) -> str:
@@ -306,9 +305,9 @@ class Confinement:
         return ApartFollower(start, finish, self._vocabulary.n_vocab, explain)
 
     def _finish(self, key: bytes, worker: Worker, fate: Fate) -> None:
-        """Keep the process of an answer for the next one of the same shape; the oldest of too many ends.
+        """Keep the process of an answer for the next one of the same shape; of too many, the oldest is ended.
 
-        The collector calls this on any thread, also inside of the code below: it waits for no lock, and whoever
+        The collector calls this on any thread, also inside of the code below: it waits for no lock, and the thread that
         holds it keeps what was finished meanwhile.
         """
         if not fate.can_go_on or not worker.is_idle:

@@ -77,9 +77,9 @@ class Render(msgspec.Struct, frozen=True, array_like=True):
     reshapes: bool = True
 
 
-def times_s(asked: Render, n_bytes: int) -> tuple[float, float]:
+def times_s(request: Render, n_bytes: int) -> tuple[float, float]:
     """Return how much CPU and wall time a request of so many bytes may take."""
-    cpu_s = _BASE_S + _MESSAGE_S * len(asked.messages) + _MEGABYTE_S * n_bytes / 1e6
+    cpu_s = _BASE_S + _MESSAGE_S * len(request.messages) + _MEGABYTE_S * n_bytes / 1e6
     return cpu_s, cpu_s * _WALL
 
 

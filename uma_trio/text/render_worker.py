@@ -59,7 +59,7 @@ _SCHEMA_WORDS: Final = frozenset(
         *("additionalProperties", "anyOf", "oneOf", "allOf"),
     ]
 )
-_ASKED: Final = msgspec.msgpack.Decoder(Render)
+_REQUESTS: Final = msgspec.msgpack.Decoder(Render)
 
 
 class _TooMuch(Exception):
@@ -129,11 +129,11 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
         gc.enable()  # the host's is off, and this process lives long
         while True:
             frame = link.receive()
-            asked = _ASKED.decode(frame)
-            link.allow(*times_s(asked, len(frame)))
+            request = _REQUESTS.decode(frame)
+            link.allow(*times_s(request, len(frame)))
             answer: Rendered | Refused | Unknown
             try:
-                answer = _answer(known, asked, _BASE_CHARACTERS + _TIMES * len(frame))
+                answer = _answer(known, request, _BASE_CHARACTERS + _TIMES * len(frame))
             except (Unrenderable, _TooMuch) as error:
                 answer = Refused(str(error))
             link.send(msgspec.msgpack.encode(answer))
@@ -141,17 +141,17 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
     return work
 
 
-def _answer(known: OrderedDict[bytes, _Renderer], asked: Render, most: int) -> Rendered | Unknown:
-    renderer = known.get(asked.key)
+def _answer(known: OrderedDict[bytes, _Renderer], request: Render, most: int) -> Rendered | Unknown:
+    renderer = known.get(request.key)
     if renderer is None:
-        if asked.source is None:
+        if request.source is None:
             return Unknown()
-        renderer = known[asked.key] = _Renderer(asked.source)
+        renderer = known[request.key] = _Renderer(request.source)
         _give_memory_back()
         while len(known) > _MOST_SOURCES:
             known.popitem(last=False)
-    known.move_to_end(asked.key)
-    return renderer.render(asked, most)
+    known.move_to_end(request.key)
+    return renderer.render(request, most)
 
 
 def _give_memory_back() -> None:
@@ -162,7 +162,7 @@ def _give_memory_back() -> None:
 
 
 @frozen
-class _Asked:
+class _Inputs:
     """A decoded request. `most` limits the characters written; `mark` and `end` occur in no text."""
 
     tools: Sequence[Any]
@@ -197,89 +197,92 @@ class _Renderer:
         self._without_tools: list[Any] | None = None
         self._cures: Cures = {}
 
-    def render(self, asked: Render, most: int) -> Rendered:
-        messages = messages_from(asked.messages)
-        tools = list(map(json.loads, asked.tools))
-        arguments = json.loads(str(asked.arguments))
-        texts = [asked.messages, tools, arguments, str(asked.ending.reasoning)]
+    def render(self, request: Render, most: int) -> Rendered:
+        messages = messages_from(request.messages)
+        tools = list(map(json.loads, request.tools))
+        arguments = json.loads(str(request.arguments))
+        texts = [request.messages, tools, arguments, str(request.ending.reasoning)]
         marks = free_marks(texts, self._marks)
         if len(marks) < 2:
             raise _TooMuch(
                 "of the hexagrams (U+4DC0 to U+4DFF), two of which are needed, all occur in the messages"
             )
-        habits, today = Habits(*asked.habits), datetime.fromtimestamp(asked.now)
+        habits, today = Habits(*request.habits), datetime.fromtimestamp(request.now)
         mark, end = marks[:2]
-        each = _Asked(tools, arguments, habits, asked.ending, most, mark, end, today)
-        changes = (*(OF_MESSAGES if asked.reshapes else ()), *(OF_TOOLS if tools else ()))
+        each = _Inputs(tools, arguments, habits, request.ending, most, mark, end, today)
+        changes = (*(OF_MESSAGES if request.reshapes else ()), *(OF_TOOLS if tools else ()))
         text, reshaped = render_accepted(messages, partial(self._run, each), self._cures, changes)
         return self._ended(text, messages, each, reshaped)
 
-    def _run(self, asked: _Asked, messages: Sequence[Message], kinds: Kinds) -> str:
+    def _run(self, request: _Inputs, messages: Sequence[Message], kinds: Kinds) -> str:
         try:
-            return self._written(messages, asked, kinds)
+            return self._written(messages, request, kinds)
         except Unrenderable:
-            if asked.tools or self._without_tools is not None:
+            if request.tools or self._without_tools is not None:
                 raise
         self._without_tools = []  # maybe it iterates over the tools without checking that there are any
         try:
-            return self._written(messages, asked, kinds)
+            return self._written(messages, request, kinds)
         except Unrenderable:
             self._without_tools = None
             raise
 
-    def _written(self, messages: Sequence[Message], asked: _Asked, kinds: Kinds) -> str:
-        variables = partial(self._variables, messages, asked, kinds)
+    def _written(self, messages: Sequence[Message], request: _Inputs, kinds: Kinds) -> str:
+        variables = partial(self._variables, messages, request, kinds)
         try:
-            return _generated(self._template, variables(), asked.most)
+            return _generated(self._template, variables(), request.most)
         except _Insecure:
             if self._template.environment is _MUTABLE:
                 raise
             mutable = _MUTABLE.from_string(self._source.template)  # it changes lists: Kimi K2's
-            text = _generated(mutable, variables(), asked.most)
+            text = _generated(mutable, variables(), request.most)
         self._template = mutable
         return text
 
     def _variables(
-        self, messages: Sequence[Message], asked: _Asked, kinds: Kinds
+        self, messages: Sequence[Message], request: _Inputs, kinds: Kinds
     ) -> dict[str, Any]:
         found = [
-            self._marked_message(message, asked) for message in messages_of(messages, asked.habits)
+            self._marked_message(message, request)
+            for message in messages_of(messages, request.habits)
         ]
-        if asked.ending.continues:
+        if request.ending.continues:
             kept = str(found[-1]["content"]).rstrip()
-            found[-1]["content"] = kept + asked.end + found[-1]["content"][len(kept) :]
-        if asked.habits.content_as_parts:
+            found[-1]["content"] = kept + request.end + found[-1]["content"][len(kept) :]
+        if request.habits.content_as_parts:
             for message in found:
                 message["content"] = [{"type": "text", "text": message["content"] or ""}]
         of_tools = [kind for kind in kinds if kind in OF_TOOLS]
-        tools = [tool_of(self._marked(tool, asked.mark), kinds=of_tools) for tool in asked.tools]
-        today = asked.today
+        tools = [
+            tool_of(self._marked(tool, request.mark), kinds=of_tools) for tool in request.tools
+        ]
+        today = request.today
         return {
             "strftime_now": today.strftime,
             **{name: today.strftime(layout) for name, layout in self._dates.items()},
-            **self._marked(asked.arguments, asked.mark, self._named),
+            **self._marked(request.arguments, request.mark, self._named),
             **self._functions_of(tools),
             "messages": found,
             "bos_token": self._source.bos_text,
             "eos_token": self._source.eos_text,
-            "add_generation_prompt": asked.ending.prompts,
+            "add_generation_prompt": request.ending.prompts,
             "tools": tools or self._without_tools,
             "documents": None,
         }
 
-    def _marked_message(self, message: dict[str, Any], asked: _Asked) -> dict[str, Any]:
+    def _marked_message(self, message: dict[str, Any], request: _Inputs) -> dict[str, Any]:
         """Return a marked message, except markers of reasoning at its beginning, which the model wrote."""
-        marked: dict[str, Any] = self._marked_document(message, asked.mark)
+        marked: dict[str, Any] = self._marked_document(message, request.mark)
         if (
             message["role"] == "assistant"
-            and asked.ending.thought is not None
+            and request.ending.thought is not None
             and message["content"]
         ):
-            opened, closed = asked.ending.thought
+            opened, closed = request.ending.thought
             head, _, rest = message["content"].partition(opened)
             inside, found, behind = rest.partition(closed)
             if found and not head.strip():
-                inner = self._marked([inside, behind], asked.mark)
+                inner = self._marked([inside, behind], request.mark)
                 marked["content"] = f"{head}{opened}{inner[0]}{closed}{inner[1]}"
         return marked
 
@@ -315,10 +318,10 @@ class _Renderer:
         }
 
     def _ended(
-        self, written: str, messages: Sequence[Message], asked: _Asked, reshaped: Sequence[str]
+        self, written: str, messages: Sequence[Message], request: _Inputs, reshaped: Sequence[str]
     ) -> Rendered:
-        text, places = unmarked(in_utf8(written), (asked.mark, asked.end))
-        marks, ends, ending = places[asked.mark], places[asked.end], asked.ending
+        text, places = unmarked(in_utf8(written), (request.mark, request.end))
+        marks, ends, ending = places[request.mark], places[request.end], request.ending
         if ending.continues:
             if not ends:
                 raise Unrenderable("it does not write the message that is to be continued")
@@ -337,10 +340,10 @@ class _Renderer:
                 thinking = False
             if ending.reasoning:
                 text += "" if thinking else f"{opened}\n"
-                marked = self._spellings.marked(str(ending.reasoning), asked.mark)
+                marked = self._spellings.marked(str(ending.reasoning), request.mark)
                 marks = [
                     *marks,
-                    *(len(text) + at for at in unmarked(marked, [asked.mark])[1][asked.mark]),
+                    *(len(text) + at for at in unmarked(marked, [request.mark])[1][request.mark]),
                 ]
                 text += str(ending.reasoning)
                 thinking = True

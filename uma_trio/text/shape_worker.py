@@ -32,7 +32,7 @@ ALLOWED, WORN, FAILED = b"m", b"w", b"f"
 # CPU time that an answer has for each of its tokens, on average. Five times what 99 of 100 masks take
 # (docs/explained/structured-output.md); an ambiguous grammar takes more with each token.
 STEP_S: Final = 0.005
-# What takes so much more than that gets less of the processor, beside everything else.
+# A worker beyond that runs niced, below all other work.
 _POLITE_S: Final = 0.1
 _POLITE: Final = 5  # added to the niceness that it has
 # A worker that holds more than this is not kept for another answer; how often that is looked at.
@@ -77,7 +77,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     plain: bool = False
 
 
-_ASKED: Final = msgspec.msgpack.Decoder(Check | Follow)
+_REQUESTS: Final = msgspec.msgpack.Decoder(Check | Follow)
 
 
 def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
@@ -88,14 +88,14 @@ def prepare(setup: bytes) -> Callable[[WorkerLink], None]:
     dear = dearest(known.pieces)
 
     def work(link: WorkerLink) -> None:
-        asked = _ASKED.decode(link.receive())
-        if isinstance(asked, Check):
-            link.send(msgspec.msgpack.encode(_verdict(tokenizer, dear, asked)))
+        request = _REQUESTS.decode(link.receive())
+        if isinstance(request, Check):
+            link.send(msgspec.msgpack.encode(_verdict(tokenizer, dear, request)))
             return
         held = anonymous()
-        source = grammars.unforced(grammars.source_of(asked.kind, asked.text))
-        matcher = grammars.compiled(tokenizer, asked.kind, source)
-        allowance = _Allowance(asked.grace_s, held)
+        source = grammars.unforced(grammars.source_of(request.kind, request.text))
+        matcher = grammars.compiled(tokenizer, request.kind, source)
+        allowance = _Allowance(request.grace_s, held)
         while True:
             steps = link.receive()
             if steps.startswith(RESET):
@@ -151,20 +151,20 @@ def _stepped(matcher: LLMatcher, steps: bytes) -> bytes:
     return FAILED + (_AMBIGUOUS.encode() if "items" in error else b"")
 
 
-def _verdict(tokenizer: LLTokenizer, dear: Sequence[int], asked: Check) -> Verdict:
+def _verdict(tokenizer: LLTokenizer, dear: Sequence[int], request: Check) -> Verdict:
     held = anonymous()
     began = time.process_time()
     try:
-        source = grammars.source_of(asked.kind, asked.text)
-        matcher = grammars.compiled(tokenizer, asked.kind, source)
+        source = grammars.source_of(request.kind, request.text)
+        matcher = grammars.compiled(tokenizer, request.kind, source)
         matcher.compute_bitmask()  # the first step may take long
         grammars.refuse_failed(matcher)
     except Unconstrainable as error:
         return Verdict(problem=str(error))
     took = time.process_time() - began
-    if not is_plain(asked.kind, asked.text):
+    if not is_plain(request.kind, request.text):
         return Verdict(None, source, max(0, anonymous() - held), took)
-    step = _walked(grammars.compiled(tokenizer, asked.kind, source, grammars.LIMITS_HERE), dear)
+    step = _walked(grammars.compiled(tokenizer, request.kind, source, grammars.LIMITS_HERE), dear)
     # What follows is held for each answer, too, and what was read is not.
     return Verdict(None, source, max(0, anonymous() - held), took, step, plain=True)
 

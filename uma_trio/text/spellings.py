@@ -1,7 +1,7 @@
 """Control tokens spelled by a client's text: marked before a template sees it, and found in the prompt.
 
 Prompts are tokenised as by llama.cpp, so that each spelling of a control token becomes one. A client's
-text must not make one, not even with what a template puts beside it. So a character that occurs nowhere
+text must not make one, not even with the adjacent text of a template. So a character that occurs nowhere
 else is put into every spelling in such texts, and into parts of one at their edges. It is removed from
 the rendered prompt, and no control token is recognised where it was.
 """

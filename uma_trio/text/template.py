@@ -76,28 +76,28 @@ class Renderer:
         self._idle: list[_Process] = []
         self._lock = threading.Lock()
 
-    def render(self, asked: Render, source: Source) -> Prompt:
+    def render(self, request: Render, source: Source) -> Prompt:
         """Render a conversation. Blocks. Raises `Unrenderable`, or `NotRendered` where it failed for now."""
         try:
-            answer = self._answered(self._idle_process() or self._new_process(), asked, source)
+            answer = self._answered(self._idle_process() or self._new_process(), request, source)
         except _Lost:  # maybe it waited for a request then
-            answer = self._answered(self._new_process(), asked, source)
+            answer = self._answered(self._new_process(), request, source)
         if isinstance(answer, Rendered):
             return answer.prompt()
         raise Unrenderable(answer.why if isinstance(answer, Refused) else "it is unknown")
 
     def _answered(
-        self, process: _Process, asked: Render, source: Source
+        self, process: _Process, request: Render, source: Source
     ) -> Rendered | Refused | Unknown:
         try:
-            answer = self._answer(process, asked, source)
+            answer = self._answer(process, request, source)
             if isinstance(answer, Unknown):
-                process.known.discard(asked.key)
-                answer = self._answer(process, asked, source)
+                process.known.discard(request.key)
+                answer = self._answer(process, request, source)
         except BaseException:
             process.worker.close()
             raise
-        process.known.add(asked.key)
+        process.known.add(request.key)
         self._give_back(process)
         return answer
 
@@ -123,13 +123,13 @@ class Renderer:
         process.worker.close()
 
     def _answer(
-        self, process: _Process, asked: Render, source: Source
+        self, process: _Process, request: Render, source: Source
     ) -> Rendered | Refused | Unknown:
-        if asked.key not in process.known:
-            asked = msgspec.structs.replace(asked, source=source)
-        payload = msgspec.msgpack.encode(asked)
+        if request.key not in process.known:
+            request = msgspec.structs.replace(request, source=source)
+        payload = msgspec.msgpack.encode(request)
         # A stopped process keeps none of its own limits.
-        most_s = _LIMITS.wall_s + times_s(asked, len(payload))[1]
+        most_s = _LIMITS.wall_s + times_s(request, len(payload))[1]
         try:
             answer = process.worker.ask(payload).result(most_s)
         except NotInTime:
@@ -260,7 +260,7 @@ class ChatTemplate:
             raise Unrenderable(
                 "the last message to continue must be the assistant's, not empty and without calls"
             )
-        asked = Render(
+        request = Render(
             key=self._key,
             source=None,
             messages=packed_messages(messages),
@@ -277,7 +277,7 @@ class ChatTemplate:
             ),
             reshapes=reshapes,
         )
-        return renderer().render(asked, self._source)
+        return renderer().render(request, self._source)
 
 
 def _is_marker(text: str, source: str) -> bool:

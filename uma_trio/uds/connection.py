@@ -68,7 +68,7 @@ from uma_trio.uds.wire import (
 )
 
 Answer = TypeVar("Answer")
-Look = Callable[[], Coroutine[Any, Any, Event]]
+Query = Callable[[], Coroutine[Any, Any, Event]]
 """Computes the answer to a query."""
 Relay = Callable[[], Coroutine[Any, Any, None]]
 """Follows a request to its terminal event."""
@@ -79,11 +79,10 @@ _NOT_RECORDED: Final = (
 
 
 class Connection:
-    """A client that was let in. `run` closes the transport, however it ends.
+    """An admitted client. `run` closes the transport, however it ends.
 
-    With `takes_place` it is in a place for operators: it may ask questions, for as long as it goes on
-    asking, and is refused when it generates, unless `takes_place` returns True. A `protocol` is one that
-    has begun, and may hold what the client sent behind its hello.
+    With `takes_place` it has a place for operators: it may send queries, and is refused when it
+    generates, unless `takes_place` returns True. A `protocol` has already received the hello, and may hold what the client sent after its hello.
     """
 
     def __init__(
@@ -365,19 +364,19 @@ class Connection:
         followed = partial(relay, generate, answers, self._protocol, self._writer, self._service)
         self._requests.send_nowait((generate.id, followed))
 
-    def _on_encode(self, asked: Embed | Rerank) -> None:
-        if not self._has_place(asked.id):
+    def _on_encode(self, request: Embed | Rerank) -> None:
+        if not self._has_place(request.id):
             return
-        origin = Origin(principal=self._principal, door=self._shared.door, name=asked.id)
-        self._running = encoding = EncodedRequest(asked, origin, self._service)
-        self._report_waiting(asked, encoding.request)
+        origin = Origin(principal=self._principal, door=self._shared.door, name=request.id)
+        self._running = encoding = EncodedRequest(request, origin, self._service)
+        self._report_waiting(request, encoding.request)
         followed = partial(encoding.relay, self._protocol, self._writer)
-        self._requests.send_nowait((asked.id, followed))
+        self._requests.send_nowait((request.id, followed))
 
-    def _report_waiting(self, asked: Work, waiting: Answers | EncodeRequest) -> None:
-        if asked.progress:
-            tell = partial(report_loading, asked.id, waiting, self._send)
-            waiting.on_wait = lambda: self._nursery.start_soon(tell)
+    def _report_waiting(self, request: Work, waiting: Answers | EncodeRequest) -> None:
+        if request.progress:
+            report = partial(report_loading, request.id, waiting, self._send)
+            waiting.on_wait = lambda: self._nursery.start_soon(report)
 
     def _has_place(self, request: str) -> bool:
         """Return whether the client may send requests; otherwise end the connection with the reason."""
@@ -410,7 +409,7 @@ class Connection:
         self._send(Ok(id=request.id) if found else error_event(Code.E_PROTO_005, why))
 
     def _on_sessions(self, request: ListSessions) -> None:
-        self._look(lambda: self._sessions(request.ticks or 0))
+        self._start_query(lambda: self._sessions(request.ticks or 0))
 
     async def _sessions(self, ticks: int) -> Event:
         service, observer = self._service, self._service.observer
@@ -428,7 +427,7 @@ class Connection:
         )
 
     def _on_explain(self, request: Explain) -> None:
-        self._look(lambda: self._explanation(request))
+        self._start_query(lambda: self._explanation(request))
 
     async def _explanation(self, request: Explain) -> Event:
         observer = self._service.observer
@@ -445,7 +444,7 @@ class Connection:
             fault = "session is missing: `pin` keeps the latest turn of that conversation"
             self._refuse(Refusal(Code.E_PROTO_003, fault))
             return
-        self._look(lambda: self._prefixes(request))
+        self._start_query(lambda: self._prefixes(request))
 
     async def _prefixes(self, request: Prefix) -> Event:
         pinned = request.session if request.action == "pin" else None
@@ -455,17 +454,17 @@ class Connection:
         )
         return prefixes_event(found, self._principal.shares_as)
 
-    def _look(self, look: Look, *, ends: bool = False) -> None:
-        """Answer a question in its turn; nothing is read until then. It may end the connection."""
+    def _start_query(self, query: Query, *, ends: bool = False) -> None:
+        """Answer a query in its turn, and read nothing until then; with `ends`, then end the connection."""
         self._inspected = trio.Event()
-        self._nursery.start_soon(self._answer, look, self._inspected, ends)
+        self._nursery.start_soon(self._answer, query, self._inspected, ends)
 
-    def _in_turn(self, look: Callable[[], Coroutine[Any, Any, Answer]]) -> Awaitable[Answer]:
-        return self._service.questions.answer(self._principal.counts_as, look)
+    def _in_turn(self, query: Callable[[], Coroutine[Any, Any, Answer]]) -> Awaitable[Answer]:
+        return self._service.questions.answer(self._principal.counts_as, query)
 
-    async def _answer(self, look: Look, answered: trio.Event, ends: bool) -> None:
+    async def _answer(self, query: Query, answered: trio.Event, ends: bool) -> None:
         try:
-            event = await self._in_turn(look)
+            event = await self._in_turn(query)
             self._idle_since = trio.current_time()
             self._send(event)
         except Refusal as refusal:
@@ -510,7 +509,7 @@ class Connection:
 
     def _on_metrics(self, request: GetMetrics) -> None:
         ends = request.interval_ms is None and self._running is None
-        self._look(lambda: self._metrics(request), ends=ends)
+        self._start_query(lambda: self._metrics(request), ends=ends)
 
     async def _metrics(self, request: GetMetrics) -> Event:
         if self._watch is not None:

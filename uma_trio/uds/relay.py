@@ -50,8 +50,8 @@ Result = Vectors | Scores
 class EncodedRequest:
     """A request for vectors or scores while it runs."""
 
-    def __init__(self, asked: Embed | Rerank, origin: Origin, service: Service) -> None:
-        self._asked, self._service = asked, service
+    def __init__(self, work: Embed | Rerank, origin: Origin, service: Service) -> None:
+        self._work, self._service = work, service
         self.request = EncodeRequest(service, origin)
         self._n_tokens = 0
 
@@ -70,10 +70,10 @@ class EncodedRequest:
         Raises:
             Refusal: it was not accepted, and nothing was sent.
         """
-        asked = self._asked
-        gives: Gives = "vectors" if isinstance(asked, Embed) else "scores"
+        work = self._work
+        kind: Gives = "vectors" if isinstance(work, Embed) else "scores"
         try:
-            async with self.request.encoder(gives, asked.model, exact=True) as encoder:
+            async with self.request.encoder(kind, work.model, exact=True) as encoder:
                 for result in await self._results(encoder):
                     writer.write(protocol.send(result))
                     await writer.flushed()
@@ -92,17 +92,17 @@ class EncodedRequest:
         protocol.flushed()
 
     async def _results(self, encoder: Embedder) -> Iterator[Result]:
-        asked, request = self._asked, self.request
-        if isinstance(asked, Embed):
-            width = encoder.width(asked.dimensions)
-            found = await encoder.vectors(asked.input, request, truncate=asked.truncate)
+        work, request = self._work, self.request
+        if isinstance(work, Embed):
+            width = encoder.width(work.dimensions)
+            found = await encoder.vectors(work.input, request, truncate=work.truncate)
             self._n_tokens = found.n_tokens
             values = await encoder.model.run_blocking(lambda: normalised(found.values[:, :width]))
-            return _vectors(asked.id, values.astype("<f4", copy=False))
-        found = await encoder.scores(asked.query, asked.documents, request, truncate=asked.truncate)
+            return _vectors(work.id, values.astype("<f4", copy=False))
+        found = await encoder.scores(work.query, work.documents, request, truncate=work.truncate)
         self._n_tokens = found.n_tokens
-        best = await encoder.model.run_blocking(lambda: found.best(asked.top_n))
-        return iter([Scores(asked.id, tuple(Score(at, score) for at, score in best))])
+        best = await encoder.model.run_blocking(lambda: found.best(work.top_n))
+        return iter([Scores(work.id, tuple(Score(at, score) for at, score in best))])
 
     def _failed(self, code: Code, why: str) -> Eos:
         self._service.telemetry.error_sent(code.value)
@@ -111,7 +111,7 @@ class EncodedRequest:
     def _last(self, reason: uma_protocol.Reason, code: Code | None = None, why: str = "") -> Eos:
         took_ms = round((self._service.clock() - self.request.arrived) * 1e3, 3)
         return Eos(
-            id=self._asked.id,
+            id=self._work.id,
             reason=reason,
             usage=Usage(self._n_tokens, 0),
             timings=Timings(queue_ms=0.0, total_ms=took_ms, tokens_per_s=0.0),

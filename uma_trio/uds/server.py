@@ -128,12 +128,12 @@ class Server(Front[Connection]):
         if is_tcp(sock) and self._doorway is not None:
             self._doorway.receive(transport, principal, self._nursery)
         elif principal.uid not in self._allowed:
-            who = (
+            user = (
                 "a user of another user namespace"
                 if principal.uid is None
                 else f"user {principal.uid}"
             )
-            why = f"{who} may not use this daemon"
+            why = f"{user} may not use this daemon"
             self._refuse(transport, error_event(Code.E_AUTH_001, why))
         else:
             self._admit(transport, principal)
