@@ -23,6 +23,7 @@ from uma_trio.cli.attempt import (
 )
 from uma_trio.cli.output import Trouble
 from uma_trio.client import ConnectionFailed
+from uma_trio.client.errors import ConnectionLost
 from uma_trio.sockets.listener import claim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
@@ -108,6 +109,19 @@ async def test_what_was_waited_for_is_run_again(path: Path) -> None:
 
     assert await trio.to_thread.run_sync(waits) == 7
     assert asked == [7, 7]
+
+
+async def test_no_daemon_is_started_for_an_answer_that_broke_off() -> None:
+    """What was printed of it would be printed again."""
+
+    async def verb() -> int:
+        raise ConnectionLost("the daemon closed the connection")
+
+    def start() -> bool:
+        raise AssertionError
+
+    with pytest.raises(ConnectionLost):
+        await trio.to_thread.run_sync(lambda: run_when_served(verb, socket=None, start=start))
 
 
 async def test_a_daemon_is_started_once_and_the_verb_run_again() -> None:

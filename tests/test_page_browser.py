@@ -794,6 +794,8 @@ def test_nobody_watches_where_nobody_looks(browser: Any, slow: str) -> None:
         page = tab.open()
         expect(page.locator("#model option")).to_have_count(1)
         assert not [url for url in asked if "/events" in url]
+        expect(page.locator("#say")).to_be_focused()
+        page.get_by_role("link", name="Chat").focus()
         page.keyboard.press("g")
         page.keyboard.press("b")
         expect(page.locator("#gauges .gauge")).to_have_count(5)

@@ -77,11 +77,12 @@ def run_when_served(
 
     If a daemon is starting at `socket`, the verb is run again as soon as it serves: nothing was sent before. Without
     a `socket` the first error is raised. If there is no daemon, `start` is called once and returns whether it has
-    started one.
+    started one; not if the daemon ended during the verb, whose output would come twice.
     """
     import trio
 
     from uma_trio.client import ConnectionFailed
+    from uma_trio.client.errors import ConnectionLost
 
     while True:
         try:
@@ -90,7 +91,10 @@ def run_when_served(
             failures = (one for one in leaves(error) if isinstance(one, ConnectionFailed))
             failure = next(failures, None)
             holder = None if failure is None else failure.holder
-            if failure is not None and holder is None and start is not None and start():
+            is_absent = isinstance(failure, ConnectionFailed) and not isinstance(
+                failure, ConnectionLost
+            )
+            if is_absent and holder is None and start is not None and start():
                 start = None
                 continue
             if socket is None or holder is None:

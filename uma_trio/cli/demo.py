@@ -86,6 +86,7 @@ async def _demo(model: str | None) -> int:
         with _daemon(Path(folder), model) as path:
             await _watched(path, panes)
             console().print(_summary(panes))
+            sys.stdout.write(await _kept(path))
         sys.stdout.write("The daemon stopped cleanly and its socket is removed.\n")
     return OK
 
@@ -95,6 +96,7 @@ def _daemon(folder: Path, model: str | None) -> Iterator[Path]:
     """Run a daemon on a socket in `folder`. Raises :class:`Trouble` if it does not stop cleanly."""
     path, log = folder / "uma.sock", folder / "log"
     command = [sys.executable, "-m", "uma_trio", "serve", "--socket", str(path)]
+    command += ["--http", "off"]  # the port is for the daemon that stays
     command += ["--log-level", "warning", *(["--model", model] if model else [])]
     env = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
     started = time.monotonic()
@@ -169,6 +171,17 @@ async def _client(path: Path, pane: Pane, under_way: trio.Event) -> None:
                 under_way.set()
     pane.state = f"ended by {generation.eos.reason}" if generation.eos else "cut off"
     under_way.set()
+
+
+async def _kept(path: Path) -> str:
+    """Return how many tokens were later than promised, and the promise."""
+    from uma_trio.client import Client
+
+    figures = await Client(path).metrics()
+    late = sum((figures.get("late_tokens_total") or {}).values())
+    step, shown = figures.get("step_ms"), figures["interactive_shown_ms"]["count"]
+    promise = f", a token every {step:.0f} ms" if step else ""
+    return f"{late:,} of {shown:,} tokens were later than promised beside other work{promise}.\n"
 
 
 def _grid(panes: list[Pane], out: Console) -> Table:

@@ -51,3 +51,7 @@ class ConnectionFailed(Exception):
     def __init__(self, message: str, *, holder: int | None = None) -> None:
         super().__init__(message)
         self.holder = holder
+
+
+class ConnectionLost(ConnectionFailed):
+    """An established connection broke: parts of an answer may have been shown."""

@@ -18,7 +18,7 @@ from uma_protocol import (
     Request,
     Role,
 )
-from uma_trio.client.errors import ConnectionFailed, ServerError
+from uma_trio.client.errors import ConnectionFailed, ConnectionLost, ServerError
 from uma_trio.client.loop import Loop, Stream
 from uma_trio.client.reach import DaemonAddress
 
@@ -51,7 +51,7 @@ def parsed(protocol: uma_protocol.Connection) -> Event | None:
     except RemoteProtocolError as exc:
         raise ConnectionFailed(f"{_CLOSED} or broke the protocol: {exc.message}") from exc
     if isinstance(event, ConnectionClosed):
-        raise ConnectionFailed(f"{_CLOSED}; if it has ended, start it with `uma-trio serve`")
+        raise ConnectionLost(f"{_CLOSED}; if it has ended, start it with `uma-trio serve`")
     if isinstance(event, Pause):
         return None
     return event  # type: ignore[return-value]  # a client never gets requests
@@ -102,7 +102,7 @@ class Link:
                 value. Nothing was sent, and the connection is unchanged.
         """
         if self.broken:
-            raise ConnectionFailed(_CLOSED)
+            raise ConnectionLost(_CLOSED)
         data = self._unsent + self._encoded(request)
         self._unsent = b""
         try:

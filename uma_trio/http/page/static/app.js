@@ -110,6 +110,7 @@ function start() {
 
 	showTheme(document.documentElement.dataset.theme ?? "system");
 	route();
+	if (!$("chat").hidden && matchMedia("(min-width: 761px)").matches) $("say").focus(); // a keyboard on a screen covers it
 	keepLooking();
 	requestAnimationFrame(() => setTimeout(loadFormatter)); // after the first paint
 }
