@@ -83,8 +83,8 @@ def test_a_good_file_tells_its_keys(write: Callable[[bytes], Path]) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """The sentence points at --model."""
-    assert "--model" in refusal(tmp_path / "none.gguf")
+    """With what to do."""
+    assert "none.gguf; check the path" in refusal(tmp_path / "none.gguf")
 
 
 def test_a_directory_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ about models beyond names and sizes. Layout: ggml/include/gguf.h.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import stat
@@ -132,8 +131,14 @@ class GgufHeader:
         return (_whole(value, default),) * count
 
 
+#: No model has so much of anything; NaN is not below it either.
+_NO_FIGURE: Final = 1 << 40
+
+
 def _whole(value: object, default: int) -> int:
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else default
+    if isinstance(value, int | float) and abs(value) < _NO_FIGURE:
+        return int(value)
+    return default
 
 
 Mark = tuple[int, int, int, int]
