@@ -16,6 +16,7 @@ from uma_trio.cli.attempt import answer_of
 from uma_trio.cli.output import UNREACHABLE, USAGE, complain
 from uma_trio.cli.parser import Parameter
 from uma_trio.config.errors import ConfigError
+from uma_trio.config.http import DEFAULT_PORT
 from uma_trio.sockets.address import LOCALHOST, Address
 from uma_trio.words import nearest
 
@@ -170,7 +171,8 @@ def unreachable(address: Address) -> str | None:
         connection.request("GET", "/health")
         status = connection.getresponse().status
     except ConnectionRefusedError:
-        return f"nothing listens there. Start it: uma-trio serve --http {_typed(address)}"
+        http = "" if address.port == DEFAULT_PORT else f" --http {_typed(address)}"
+        return f"nothing listens there. Start it: uma-trio serve{http}"
     except TimeoutError:
         return (
             f"it says nothing for {_PATIENCE_S:.0f} s. Look at what listens there, or restart it."
