@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from uma_trio.engine.messages import Snapshot
 from uma_trio.observe.figures import Outlook, Promise, prompt_rate
 from uma_trio.observe.metrics import Metrics
-from uma_trio.service.agent import MOST, Agent, line_of
+from uma_trio.service.agent import MAX_CLIENTS, Agent, line_of
 from uma_trio.service.load import (
     FRESH_S,
     HALVING_S,
@@ -177,7 +177,7 @@ async def test_the_agent_answers_each_client_and_can_pause() -> None:
             agent.resume_accepting()
             assert await waiting.receive_some() == b"up ready 100%\n"
             await waiting.aclose()
-            silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(MOST + 1)]
+            silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(MAX_CLIENTS + 1)]
             for stream in silent:
                 await stream.aclose()
             assert await ask() == b"up ready 100%\n", "who leaves gives its place back"
