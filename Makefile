@@ -14,6 +14,7 @@ help:
 	@echo "make docs     render the generated parts of docs/"
 	@echo "make bench    throughput and overhead, beside llama.cpp's own programs if they are here"
 	@echo "make fuzz     fuzz the wire protocol, HTTP and schemas for half a minute; ARGS='--seconds 600' for ten"
+	@echo "make mutations  put seeded faults into a copy of the code and see that the tests notice; ARGS=slot for some"
 	@echo "make dist     wheels and source archives into dist/; VARIANTS='x64 haswell' for these CPUs only"
 	@echo "make wheels   llama.cpp's wheel alone"
 	@echo "make try-dist install what is in dist/ without a compiler and get a first token"
@@ -78,6 +79,10 @@ bench: setup
 .PHONY: fuzz
 fuzz: setup-checks
 	@$(BIN)/python -m fuzz $(ARGS)
+
+.PHONY: mutations
+mutations: setup-test
+	@$(BIN)/python scripts/mutations.py $(ARGS)
 
 .PHONY: dist
 dist: setup-checks
