@@ -105,7 +105,7 @@ MUTATIONS = (
     Mutation(
         "the socket of another daemon is removed",
         _LISTENER,
-        "self._identity is not None and self.still_ours()",
+        "self._identity is not None and self.is_linked()",
         "self._identity is not None",
         "tests/test_listener.py",
     ),
