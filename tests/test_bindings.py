@@ -148,9 +148,10 @@ def test_a_commit_may_be_shortened_but_not_to_anything(said: str, same: bool) ->
 
 
 @pytest.mark.daemon
-def test_a_daemon_that_cannot_use_the_build_that_is_named_says_so() -> None:
+def test_a_daemon_that_cannot_use_the_build_that_is_named_says_so(tmp_path: Path) -> None:
     """`serve --llama` names what is used, and nothing else is used in its place."""
-    command = [sys.executable, "-m", "uma_trio", "serve", "--llama", "/nowhere"]
+    serve = [sys.executable, "-m", "uma_trio", "serve", "--socket", str(tmp_path / "s")]
+    command = [*serve, "--http", "off", "--llama", "/nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--llama /nowhere: it is neither uma_trio_llama nor llama_cpp" in done.stderr

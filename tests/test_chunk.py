@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -94,10 +95,13 @@ class Drafting(Engine):
 
     guess: Callable[[Sequence], tuple[int, ...]]
 
-    def _work_aside(self) -> None:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._drafter.propose = self._propose  # type: ignore[method-assign]
+
+    def _propose(self, running: Mapping[int, Sequence]) -> None:
         """Behind admission and before the plan, guess."""
-        super()._work_aside()
-        for sequence in self.registry.running.values():
+        for sequence in running.values():
             if sequence.view.decoding:
                 room = len(sequence.tokens) - sequence.known - 1
                 guess = self.guess(sequence)[: max(0, min(room, sequence.credit - 1))]
