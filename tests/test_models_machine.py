@@ -267,7 +267,9 @@ async def lives(gib: int, actions: list[Action]) -> None:
         assert not waiting.cancelled_caught, "a request is not answered"
     assert all(each.closed for each in daemon.opened), "a model is not closed"
     assert daemon.host.free == gib * GIB
-    assert max(daemon.gaps, default=0.0) <= STEP_S + PART_S
+    # Several prompts that arrive at once on one model may delay its first reader by their first parts, within the pause cap.
+    most_s = Contract().pause_cap * STEP_S
+    assert max(daemon.gaps, default=0.0) <= most_s + PART_S
 
 
 actions = st.lists(
