@@ -165,7 +165,7 @@ install_environment() {
         "$python" -m venv "$home"
         "$home/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile $binary \
             --find-links "$files" "$wanted"
-        "$home/bin/python" -m pip uninstall --quiet --yes pip # 10 MB that nothing here uses again
+        "$home/bin/python" -m pip uninstall -qq --yes setuptools pip # 20 MB that nothing here uses again
     fi
     "$home/bin/uma-trio" --version >/dev/null
     rm -rf "$home.old"
