@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from uma_trio.app import http as app_http
-from uma_trio.app.http import HttpPort, http_port, http_settings
+from uma_trio.app.http import HttpPort, http_port, http_settings, settings_of
 from uma_trio.cli.doctor import check_http
 from uma_trio.cli.launch import environment, is_welcome, unreachable
 from uma_trio.cli.serve import _base_url
@@ -86,8 +86,8 @@ class Guarded(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a status and nothing else."""
-        welcome = self.headers["Authorization"] == "Bearer one"
-        self.send_response(200 if welcome else 401)
+        statuses = {"Bearer one": 200, "Bearer other's": 403}  # the second is of another user
+        self.send_response(statuses.get(str(self.headers["Authorization"]), 401))
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -100,10 +100,10 @@ def test_a_key_that_the_daemon_refuses_is_noticed_before_the_program_runs() -> N
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         address = Address("127.0.0.1", server.server_port)
-        found = [is_welcome(address, key) for key in ("one", "none")]
+        found = [is_welcome(address, key) for key in ("one", "none", "other's")]
         server.shutdown()
         thread.join()
-    assert found == [True, False]
+    assert found == [True, False, False]
     assert is_welcome(address, "none"), "nobody is there, and another check reports that"
 
 
@@ -322,6 +322,17 @@ def test_a_default_port_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
         default_port(monkeypatch, is_watched=False)
         with http_port(load({}, env={}), None, handed) as new:
             assert new.url == old.url
+
+
+def test_other_commands_hear_of_the_port_that_was_taken_and_the_key_that_was_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    port = default_port(monkeypatch, is_watched=False)
+    key = {"http_key_file": str(key_file(tmp_path))}
+    with http_port(load({}, env={})) as found:
+        assert settings_of(found, load({}, env={})) == {"http": f"127.0.0.1:{port}"}
+    assert settings_of(HttpPort(), load({}, env={})) == {"http": "off"}
+    assert settings_of(HttpPort(), load({"http": "9", **key}, env={})) == key
 
 
 def default_port(monkeypatch: pytest.MonkeyPatch, is_watched: bool) -> int:

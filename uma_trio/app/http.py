@@ -57,11 +57,12 @@ class HttpPort:
 
 def settings_of(port: HttpPort, config: Config) -> dict[str, str]:
     """Return the settings by which other commands find the port that a daemon took by itself, and the key that it made."""
-    if config.http != HTTP_AUTO:
-        return {}
-    url = port.url
-    keys = {} if config.http_key_file is None else {"http_key_file": str(config.http_key_file)}
-    return {"http": HTTP_OFF if url is None else url.removeprefix("http://"), **keys}
+    found = {}
+    if config.http == HTTP_AUTO:
+        found["http"] = HTTP_OFF if port.url is None else port.url.removeprefix("http://")
+    if config.http_key_file is not None:
+        found["http_key_file"] = str(config.http_key_file)
+    return found
 
 
 @contextmanager

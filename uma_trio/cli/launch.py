@@ -191,7 +191,8 @@ def is_welcome(address: Address, key: str) -> bool:
     connection = HTTPConnection(address.host, address.port, timeout=_PATIENCE_S)
     try:
         connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
-        return connection.getresponse().status != HTTPStatus.UNAUTHORIZED
+        refusals = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)  # without a key, of another user
+        return connection.getresponse().status not in refusals
     except (OSError, HTTPException):
         return True
     finally:

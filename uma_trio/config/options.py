@@ -27,6 +27,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_ALIAS = 256
+#: Requests at once unless `--parallel` says otherwise: of an editor, a terminal, a browser, some agents.
+SLOTS: Final = 8
 
 
 def _kv_type(raw: object) -> object:
@@ -159,7 +161,7 @@ class Config(HttpConfig):
     parallel: int | None = option(
         None,
         within=(1, 256, "slots"),
-        shown_default="8, fewer if memory is short",
+        shown_default=f"{SLOTS}, fewer if memory is short",
         help="The number of requests that run at once; further requests wait in the queue. By default 8; 4 if each would have fewer than "
         "8,192 tokens, and 2 or 1 if fewer than 4,096.",
     )
@@ -497,7 +499,7 @@ class Config(HttpConfig):
     @property
     def slots(self) -> int:
         """Requests that run at once, as configured or chosen; the usual number before that."""
-        return self.parallel or 8
+        return self.parallel or SLOTS
 
     def each(self) -> tuple[Config, ...]:
         """Return the configuration of each model that is loaded, the default one first."""

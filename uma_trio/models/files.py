@@ -316,9 +316,12 @@ def _free_memory(config: Config, held: Sequence[Needs]) -> Memory:
 
 
 def _file_size(config: Config) -> int:
+    """Return the bytes of all parts of a model's file, 0 if it cannot be read."""
+    from uma_trio.backend import llama_probe
+
     try:
-        return model_path(config).stat().st_size
-    except (ModelError, OSError):
+        return llama_probe.header(model_path(config)).size_bytes
+    except ModelError:
         return 0
 
 

@@ -7,10 +7,9 @@ from typing import Final
 
 from attrs import frozen
 
+from uma_trio.config.options import SLOTS
 from uma_trio.words import size
 
-#: Slots unless `--parallel` says otherwise: an editor, a terminal, a browser, some agents.
-SLOTS: Final = 8
 #: Sizes of a slot. Coarse, so that a restart with a little less free memory finds the same estimates and saved prefixes.
 SIZES: Final = (
     512,
