@@ -9,7 +9,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uma_trio.app.build import how_longer
 from uma_trio.backend._llama_options import FLASH_OFF, context_bytes
+from uma_trio.backend.base import ContextLimits
 from uma_trio.backend.gguf_header import read_header
 from uma_trio.backend.kv_memory import N_BATCH
 from uma_trio.config.options import Config
@@ -125,3 +127,26 @@ def test_a_context_is_chosen_whatever_a_file_says(value: object, key: str) -> No
         patched.setattr("uma_trio.backend.llama_probe.header", lambda _path: header)
         config = fit_to_memory(Config(model=bundled_model())).config
     assert 0 < config.slots <= config.cells
+
+
+LIMITS = ContextLimits(
+    n_ctx=8192, n_ctx_seq=2048, n_slots=5, n_batch=512
+)  # one slot is for ballast
+
+
+@pytest.mark.parametrize(
+    ("limits", "trained", "largest", "words"),
+    [
+        (LIMITS, 2048, 1 << 20, "trained for 2048"),
+        (evolve(LIMITS, n_streams=4), 32_768, 65_536, "65536 fits this machine, 16384 tokens"),
+        (LIMITS, 0, 65_536, "65536 fits this machine, 65536 tokens"),
+        (LIMITS, 32_768, 2048, "fewer slots or --kv-type q8_0"),
+    ],
+)
+def test_a_request_that_is_too_long_is_told_the_option_and_the_largest_that_fits(
+    limits: ContextLimits, trained: int, largest: int, words: str
+) -> None:
+    found = how_longer(limits, 4, trained, largest)
+    assert words in found
+    assert "--n-ctx" in found
+    assert trained == 2048 or "--n-ctx 8192 for --parallel 4" in found

@@ -13,7 +13,7 @@ import pytest
 from uma_trio.app import http as app_http
 from uma_trio.app.http import HttpPort, http_port, http_settings, settings_of
 from uma_trio.cli.doctor import check_http
-from uma_trio.cli.launch import environment, is_welcome, unreachable
+from uma_trio.cli.launch import environment, is_welcome, short_context, unreachable
 from uma_trio.cli.serve import _base_url
 from uma_trio.config.option import ConfigError
 from uma_trio.config.settings import load
@@ -105,6 +105,32 @@ def test_a_key_that_the_daemon_refuses_is_noticed_before_the_program_runs() -> N
         thread.join()
     assert found == [True, False, False]
     assert is_welcome(address, "none"), "nobody is there, and another check reports that"
+
+
+class Small(BaseHTTPRequestHandler):
+    """A daemon whose requests may have 16,384 tokens."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"default_generation_settings": {"n_ctx": 16384}}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_context_that_is_too_short_for_a_program_is_noticed_before_it_runs() -> None:
+    with HTTPServer(("127.0.0.1", 0), Small) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        address = Address("127.0.0.1", server.server_port)
+        short = short_context("/usr/bin/claude", address, "none")
+        others = [short_context(name, address, "none") for name in ("codex", "some-program")]
+        server.shutdown()
+        thread.join()
+    assert short is not None
+    assert "--n-ctx" in short
+    assert others == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 from uma_trio import __version__
 from uma_trio.app.outputs import unwritable
 from uma_trio.app.shapes import confinement
-from uma_trio.backend.base import Backend, ModelError, ModelFacts
+from uma_trio.backend.base import Backend, ContextLimits, ModelError, ModelFacts
 from uma_trio.backend.encoder import EncoderInfo
 from uma_trio.backend.encoder import EncoderModel as EncoderBackend
 from uma_trio.backend.kv_memory import available_memory
@@ -182,7 +182,12 @@ class Builder:
         bounds = _bounds(model, names, backend.limits.n_ctx_seq, backend.model.n_vocab)
         return TextModel(
             facts=facts,
-            bounds=evolve(bounds, longer=_how_longer(backend, model.largest_n_ctx)),
+            bounds=evolve(
+                bounds,
+                longer=how_longer(
+                    backend.limits, config.slots, backend.model.n_ctx_train, model.largest_n_ctx
+                ),
+            ),
             inbox=inbox,
             telemetry=metrics,
             run_blocking=self.run_blocking,
@@ -492,13 +497,16 @@ def reply_format(config: Config) -> ReplyFormat | None:
         raise ConfigError(f"{config.source('reply_format')} {path}: {why}") from error
 
 
-def _how_longer(backend: Backend, largest_n_ctx: int) -> str:
-    """Return how requests can be longer, for the refusal of one that is too long."""
-    limits, trained = backend.limits, backend.model.n_ctx_train
+def how_longer(limits: ContextLimits, slots: int, trained: int, largest_n_ctx: int) -> str:
+    """Return how requests can be longer, for the refusal of one that is too long.
+
+    `slots` are those of requests; `trained` and `largest_n_ctx` are tokens, 0 if unknown.
+    """
     if 0 < trained <= limits.n_ctx_seq:
-        return "The model was trained for no more"
-    now = f"the daemon has --n-ctx {limits.n_ctx} for --parallel {limits.n_slots}"
-    each = largest_n_ctx // limits.n_slots if limits.n_streams > 1 else min(largest_n_ctx, trained)
+        return f"The model was trained for {trained}, so that a larger --n-ctx does not help"
+    now = f"the daemon has --n-ctx {limits.n_ctx} for --parallel {slots}"
+    each = largest_n_ctx // slots if limits.n_streams > 1 else largest_n_ctx
+    each = min(each, trained or each)
     if each > limits.n_ctx_seq:
         return f"A larger --n-ctx allows more: {now}; {largest_n_ctx} fits this machine, {each} tokens for each request"
     return f"A larger --n-ctx, fewer slots or --kv-type q8_0 make more room: {now}"

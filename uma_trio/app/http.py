@@ -125,11 +125,9 @@ def _default_port(handed: MutableMapping[str, Handed], stack: ExitStack) -> Http
                 stack.push(attempt.pop_all())
                 taken = "" if port == DEFAULT_PORT else f"port {DEFAULT_PORT} is another program's"
                 return HttpPort(listeners, taken)
-    why = (
-        f"HTTP is not served: port {DEFAULT_PORT} is another program's; choose one with --http PORT"
+    return HttpPort(
+        missing=f"HTTP is not served: port {DEFAULT_PORT} is another program's; choose one with --http PORT"
     )
-    log.get("http").warning(why)
-    return HttpPort(missing=why)
 
 
 def _is_watched() -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from attrs import define, field
 
+from uma_trio.cli.answer_flags import DEFAULT_TEMPERATURE
 from uma_trio.cli.attempt import attempt, wait_until_served
 from uma_trio.cli.output import OK, Trouble, console
 from uma_trio.cli.parser import Parameter
@@ -158,7 +159,7 @@ async def _client(path: Path, pane: Pane, under_way: trio.Event) -> None:
         generation = client.generate(
             messages=[{"role": "user", "content": pane.prompt}],
             max_tokens=_TOKENS,
-            temperature=0.7,
+            temperature=DEFAULT_TEMPERATURE,
             seed=len(pane.prompt),
             app="uma-trio demo",
         )

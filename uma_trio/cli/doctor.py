@@ -8,7 +8,6 @@ import platform
 import resource
 import shlex
 import signal
-import socket as sockets
 import stat
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import attrs
 from attrs import field, frozen
 
 from uma_trio import __version__
-from uma_trio.cli.attempt import answer_of
+from uma_trio.cli.attempt import accepts, answer_of
 from uma_trio.cli.output import (
     OK,
     USAGE,
@@ -480,21 +479,9 @@ def check_socket(path: Path, about: str = "socket") -> Findings:
         )
     elif (owner := path.lstat().st_uid) != os.geteuid():
         yield Finding(about, "blocks", f"{path} belongs to user {owner}", other)
-    elif (holder := holder_of(str(path))) is not None and not _accepts(path):
+    elif (holder := holder_of(str(path))) is not None and not accepts(path):
         what = f"{path} is held by a daemon that is stopping"
         yield Finding(about, "blocks", what, f"wait until process {holder} has ended")
-
-
-def _accepts(path: Path) -> bool:
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            return True  # it is there, and busy
-    return True
 
 
 def check_http(config: Config) -> Findings:

@@ -372,7 +372,8 @@ def try_computing(config: Config) -> None:
 
 def _fitted(config: Config) -> Config:
     """Return the settings as they would be chosen now; an encoder has its own context."""
-    if config.n_ctx is not None or kind_of(config) != "text":
+    is_fixed = config.n_ctx is not None and (config.n_cpu_moe is not None or not _uses_gpu(config))
+    if is_fixed or kind_of(config) != "text":
         return config
     return fit_to_memory(config).config
 
